@@ -5,7 +5,7 @@ uv run benchmarks/measure.py counts graphs        # some minutes
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
@@ -107,8 +107,11 @@ def steps(tiny: bool) -> Iterator[Rows]:
     The operators do not depend on the number of channels, so bytes are linear in it: a step on
     numbers is counted at two small widths and extended to 768, one on fake tensors at 768.
     """
+    batch = 512
+    if tiny:
+        batch = 2
     for workload, phase in product(("siglip", "diverse"), ("infer", "train")):
-        yield count_race(workload, 2 if tiny else 512, phase)
+        yield count_race(workload, batch, phase)
 
 
 def make(library: str, sampled: bool) -> torch.nn.Module:
@@ -165,7 +168,9 @@ def export(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
     tokens = torch.export.Dim("tokens", min=2, max=4096)
     sizes = {}
     for name in batch:
-        sizes[name] = {0: images} if name == "spatial_shapes" else {0: images, 1: tokens}
+        sizes[name] = {0: images}
+        if name != "spatial_shapes":
+            sizes[name][1] = tokens
     torch.export.export(model.eval(), (), batch, dynamic_shapes=sizes)
 
 
@@ -177,8 +182,9 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
     options, lengths = WAYS[way]
     sampled = contender == "timm's grid_sample"
     model = make(library, sampled)
-    is_timms = sampled or contender == "stock"
-    with nullcontext() if is_timms else enable(contender, library=library):
+    with ExitStack() as stack:
+        if not sampled and contender != "stock":
+            stack.enter_context(enable(contender, library=library))
         if way == "export":
             export(model, draw(library, lengths[0], seed=0))
             return {}
@@ -205,20 +211,23 @@ def rounding(tiny: bool) -> Iterator[Rows]:
     for parameter in embeddings.patch_embedding.parameters():
         torch.nn.init.zeros_(parameter)
     table = torch.nn.init.normal_(embeddings.position_embedding.weight)
-    grids = WORKLOADS["siglip"].grids(2 if tiny else 64)
+    images = 64
+    if tiny:
+        images = 2
+    grids = WORKLOADS["siglip"].grids(images)
     patches = torch.zeros(len(grids), 256, 768)
     contender: Any
     for contender in LIBRARIES["transformers"]:
         row: dict[str, Any] = {"library": "transformers", "contender": contender}
-        for autocast in (False, True):
+        for precision in ("float32", "autocast"):
             with (
                 torch.no_grad(),
                 enable(contender, library="transformers"),
-                torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+                torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"),
             ):
                 got = embeddings(patches, torch.tensor(grids))
             off = _difference_from_float64(got.double(), table, grids)
-            row["autocast" if autocast else "float32"] = off / table.abs().max().item()
+            row[precision] = off / table.abs().max().item()
         yield [row]
 
 
@@ -241,7 +250,9 @@ def graphs(tiny: bool) -> Iterator[Rows]:
     later batch made necessary. In export the batch and the number of tokens are dynamic; what the
     program computes, the tests compare.
     """
-    cases = [("timm", "export")] if tiny else product(LIBRARIES, WAYS)
+    cases = [*product(LIBRARIES, WAYS)]
+    if tiny:
+        cases = [("timm", "export")]
     for library, way in cases:
         for contender in LIBRARIES[library]:
             try:

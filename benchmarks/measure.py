@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,10 @@ NAMES = (*BENCH, *MADE_HERE)
 def measure(name: str, tiny: bool) -> dict[str, Any]:
     """What a result file holds."""
     start = time.monotonic()
-    rows = _by_command(BENCH[name], tiny) if name in BENCH else _made_here(name, tiny)
+    if name in BENCH:
+        rows = _by_command(BENCH[name], tiny)
+    else:
+        rows = _made_here(name, tiny)
     about = provenance(f"uv run benchmarks/measure.py {name}")
     return {**about, "seconds": round(time.monotonic() - start), "rows": rows}
 
@@ -126,13 +130,12 @@ def main() -> None:
     )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    todo = options.names
-    if not todo:
-        here = provenance("")
-        todo = [name for name in NAMES if options.tiny or _is_old(name, here)]
-    load = os.getloadavg()[0]
-    if not options.tiny and not COUNTED.keys() >= {*todo} and load > BUSY:
-        parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
+    todo = options.names or _todo(options.tiny)
+    is_timed = not COUNTED.keys() >= {*todo}
+    if is_timed and not options.tiny:
+        load = os.getloadavg()[0]
+        if load > BUSY:
+            parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in todo:
         print(f"== {name}", flush=True)
         record = measure(name, options.tiny)
@@ -140,6 +143,14 @@ def main() -> None:
             file = _result_file(name)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, record)
+
+
+def _todo(tiny: bool) -> Sequence[str]:
+    """What is measured where nothing is named: all that is old; ``tiny``: all."""
+    if tiny:
+        return NAMES
+    here = provenance("")
+    return [name for name in NAMES if _is_old(name, here)]
 
 
 def _result_file(name: str) -> Path:

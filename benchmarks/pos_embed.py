@@ -125,7 +125,9 @@ def _imagenet(source: random.Random) -> Grid:
 def _extreme(source: random.Random) -> Grid:
     n = source.randint(1, 576)
     h, w = source.choice([(1, n), (2, 288), (3, 190), (4, 144)])
-    return (h, w) if source.random() < 0.5 else (w, h)
+    if source.random() < 0.5:
+        return h, w
+    return w, h
 
 
 def _uniform(low: int, high: int) -> Draw:
@@ -188,7 +190,9 @@ def race(
         return random_numbers(batch, length, channels).to(getattr(torch, dtype))
 
     x = tokens()
-    upstream = tokens() if phase == "train" else None
+    upstream = None
+    if phase == "train":
+        upstream = tokens()
     made = []
     for name in names:
         if name == PLAIN_ADD:
@@ -198,7 +202,9 @@ def race(
             embeds = work.embeds(channels)
         embeds.pos_embed.data.copy_(values[0])
         stack.enter_context(ready(name, embeds))
-        new_values = None if phase == "frozen" else cycle(values)
+        new_values = None
+        if phase != "frozen":
+            new_values = cycle(values)
         made.append(timed(name, embeds, batches, x, upstream, new_values))
     about = dict(
         tokens=sum(h * w for h, w in grids),
@@ -216,7 +222,9 @@ def ready(name: str, embeds: Any) -> AbstractContextManager[None]:
     timm's own code is called directly: the way to it through a replaced method is not timed.
     """
     if name not in STRATEGY_NAMES:
-        method = LEARNED if name == BASELINE else SAMPLED
+        method = SAMPLED
+        if name == BASELINE:
+            method = LEARNED
         setattr(embeds, LEARNED, original((EMBEDS, method)).__get__(embeds))
     return use(name, embeds)
 
@@ -297,9 +305,13 @@ def races(
         budget: seconds for each contender in a race.
     """
     possible = [WORKLOADS[name] for name in names if WORKLOADS[name].possible()]
-    for work, dtype, phase, batch in product(possible, dtypes, phases, (1,) if tiny else batches):
+    channels = 768
+    if tiny:
+        channels = 4
+        batches = (1,)
+    for work, dtype, phase, batch in product(possible, dtypes, phases, batches):
         with ExitStack() as stack:
-            made = race(work, batch, dtype, phase, contenders, stack, channels=4 if tiny else 768)
+            made = race(work, batch, dtype, phase, contenders, stack, channels=channels)
             yield time_race(made, budget, tiny, rounds)
 
 
@@ -314,9 +326,11 @@ def unseen(tiny: bool) -> Iterator[list[Row]]:
     dropped = Dropped("dropped", siglip_grids(256))
     names = (BASELINE, "interpolate_cached", "matmul")
     rounds = {1: 200, 16: 60, 64: 13}  # by batch
-    channels = 4 if tiny else 192
+    channels = 192
+    if tiny:
+        rounds = {1: 1}
+        channels = 4
     for batch, work, phase in product(rounds, (new, dropped), ("infer", "train")):
-        images = 1 if tiny else batch
         with ExitStack() as stack:
-            made = race(work, images, "float32", phase, names, stack, channels=channels)
+            made = race(work, batch, "float32", phase, names, stack, channels=channels)
             yield time_race(made, 2.0, tiny, rounds[batch])

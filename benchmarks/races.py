@@ -28,7 +28,9 @@ from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.resampling import kept
 
-HEADS, HEAD_DIM, DEPTH = 6, 64, 2
+HEADS = 6
+HEAD_DIM = 64
+DEPTH = 2
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
 
 
@@ -51,7 +53,10 @@ def rope(tiny: bool) -> Iterator[list[Row]]:
     of mixed ones alone, keeps all blocks' and computes the gradient of the frequencies.
     """
     phases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
-    for (kind, phase), batch in product(phases, (1,) if tiny else (1, 64)):
+    batches = [1, 64]
+    if tiny:
+        batches = [1]
+    for (kind, phase), batch in product(phases, batches):
         with ExitStack() as stack:
             yield time_race(_rope_race(kind, phase, batch, stack), 0.5, tiny)
 
@@ -72,12 +77,14 @@ def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
         embeddings = list(model._generate_rope_naflex(x, coord))
         torch.autograd.backward(embeddings, [upstream] * len(embeddings))
 
+    work = infer
+    if phase == "train":
+        work = train
     contenders = []
     for name in (BASELINE, "batched"):
         model = _small_rope_model(kind)
         if name != BASELINE:
             stack.enter_context(enable("stock", rope=name, model=model))
-        work = train if phase == "train" else infer
         contenders.append(Timed(name, work, partial(_same, model)))
     return Race("rope", kind, phase, batch, "float32", tuple(contenders))
 
@@ -110,7 +117,9 @@ def patch_kernels(tiny: bool) -> Iterator[list[Row]]:
     "train": forward and backward at a size met before; "first": the forward at a new size;
     "frozen": one patch projected without gradients, with a size and a weight met before.
     """
-    kernels = 2 if tiny else 768
+    kernels = 768
+    if tiny:
+        kernels = 2
     phases = ("train", "first", "frozen")
     for (old, new), layout, phase in product(PATCHES, ("linear", "conv"), phases):
         with ExitStack() as stack:
@@ -125,7 +134,9 @@ def _patch_race(
     linear = layout == "linear"
 
     def shape_of(h: int, w: int) -> tuple[int, ...]:
-        return (kernels, h * w * 3) if linear else (kernels, 3, h, w)
+        if linear:
+            return kernels, h * w * 3
+        return kernels, 3, h, w
 
     weight = torch.randn(shape_of(*old)).requires_grad_(phase == "train")
     upstream = torch.randn(shape_of(*new))
@@ -162,7 +173,11 @@ def other_libraries(tiny: bool) -> Iterator[list[Row]]:
     Every call has other grids, all of them met before; patches hold one value each, so that their
     projection costs little.
     """
-    width = 8 if tiny else 768
+    width = 768
+    batches = [1, 16, 64]
+    if tiny:
+        width = 8
+        batches = [1]
     embeddings = _siglip2_embeddings(width)
     models: dict[Any, Any] = {
         name: copy.deepcopy(embeddings) for name in (BASELINE, "interpolate_cached", "matmul")
@@ -178,7 +193,7 @@ def other_libraries(tiny: bool) -> Iterator[list[Row]]:
                 stack.enter_context(enable(name, model=model))
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
-        for batch, phase in product((1,) if tiny else (1, 16, 64), ("infer", "train")):
+        for batch, phase in product(batches, ("infer", "train")):
             pixels = torch.randn(batch, 256, 1)
             upstream = torch.ones(batch, 256, width)
             draw = random.Random(batch)

@@ -1,19 +1,14 @@
-"""Contenders that do the same work, timed in turns.
-
-Each round runs each contender once, so that noise falls on all of them.
-"""
+"""Contenders that do the same work, timed in turns within a budget of seconds."""
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from timm_naflex_fast.measure.bench.race import LEAST_ROUNDS, Row, now, rows
+from timm_naflex_fast.measure.bench.race import LEAST_ROUNDS, Row, now, rows, turns
 
-WARMUPS = 1
 NEAREST_32_MIB = 31 * 2**20
 
 
@@ -67,21 +62,17 @@ def run(race: Race, rounds: int, budget: float = math.inf) -> list[Row]:
     # page. A process in which a model has run has freed such a block, so free one here too: all
     # contenders find the same allocator.
     torch.empty(NEAREST_32_MIB, dtype=torch.uint8)
-    times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
+    by_name = {contender.name: contender for contender in race.contenders}
+    times: dict[str, list[float]] = {name: [] for name in by_name}
     fastest = dict.fromkeys(times, math.inf)
-    order = list(race.contenders)
-    shuffle = random.Random(0).shuffle
-    for turn in range(-WARMUPS, rounds):
-        # In a fixed order each would find the caches as the same predecessor left them.
-        shuffle(order)
-        for contender in order:
-            name = contender.name
-            affordable = max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))
-            if turn < 0 or _takes_part(turn, int(min(rounds, affordable)), rounds):
-                taken = _time(contender)
-                fastest[name] = min(fastest[name], taken)
-                if turn >= 0:
-                    times[name].append(taken)
+    for turn, name in turns(times, rounds):
+        affordable = max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))
+        if turn >= 0 and not _takes_part(turn, int(min(rounds, affordable)), rounds):
+            continue
+        seconds = _time(by_name[name])
+        fastest[name] = min(fastest[name], seconds)
+        if turn >= 0:
+            times[name].append(seconds)
     facts = dict(vars(race))
     del facts["contenders"]
     return rows(facts, times)

@@ -9,12 +9,12 @@ from itertools import product
 from typing import Any
 
 from pos_embed import WORKLOADS
-from racing import WARMUPS, Race, Timed, time_race
+from racing import Race, Timed, time_race
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from timm_naflex_fast.measure.bench.model import Steps, chosen, make_step, random_batch
-from timm_naflex_fast.measure.bench.race import Row, now
+from timm_naflex_fast.measure.bench.race import WARMUPS, Row, now
 from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.models import load_model
 

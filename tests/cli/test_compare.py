@@ -67,10 +67,14 @@ def spoil(folder, name, change, file="stages.safetensors"):
 
 
 def quick_gelu(port, folder):
-    """A port with a known mistake."""
+    """A port with a known mistake in one picture, whose number it gives."""
     mistaken = load_file(folder / "mistakes.safetensors")
-    for name in ("000.block_0", "000.block_1", "000.pooled"):
+    entries = json.loads((folder / "recording.json").read_text())["mistakes"]
+    (picture,) = [one["picture"] for one in entries if one["name"] == "quick_gelu"]
+    for stage in ("block_0", "block_1", "pooled"):
+        name = f"{picture:03}.{stage}"
         spoil(port, name, lambda _, name=name: mistaken[f"quick_gelu/{name}"])
+    return picture
 
 
 # Verdicts.
@@ -122,7 +126,7 @@ def test_an_isolated_stage_that_parts_has_status_1(folder, port, compare):
 
 
 def test_the_figures_are_written_as_json(folder, port, tmp_path, compare):
-    quick_gelu(port, folder)
+    picture = quick_gelu(port, folder)
     file = tmp_path / "figures.json"
     status, printed = compare(folder, port, "--json", str(file))
     found = json.loads(file.read_text())
@@ -132,7 +136,7 @@ def test_the_figures_are_written_as_json(folder, port, tmp_path, compare):
     (reason,) = found["reasons"]
     assert reason["known"] and reason["words"].startswith("quick GELU")
     rows = {row["stage"]: row for row in found["stages"]}
-    assert rows["block_0"]["parting"] == [0]
+    assert rows["block_0"]["parting"] == [picture]
     assert all(sentence in printed for sentence in found["verdict"])
 
 
@@ -144,15 +148,16 @@ def test_the_figures_go_to_stdout_and_the_words_to_stderr(folder, port, capsys):
 
 
 def test_a_page_shows_where_in_the_picture(folder, port, tmp_path, compare):
-    quick_gelu(port, folder)
+    picture = quick_gelu(port, folder)
+    h, w = tiny_recordings.reference()[1].stages[picture]["grid"]
     status, printed = compare(folder, port, "--out", str(tmp_path / "page"))
     page = (tmp_path / "page" / "compare.html").read_text()
     assert status == 1
     assert f"written: {tmp_path / 'page' / 'compare.html'}" in printed
     assert "PORT against REF: parts at block_0" in page
-    # A square for each of 6 x 6 tokens, and the frame.
-    assert page.count("<rect ") == 37
-    assert "row 5, column 5: " in page
+    # A square for each token, and the frame.
+    assert page.count("<rect ") == h * w + 1
+    assert f"row {h - 1}, column {w - 1}: " in page
     assert not re.search(r'(src|href)="', page)
 
 

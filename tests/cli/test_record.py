@@ -22,7 +22,7 @@ STAGES = "grid pixels patch_embedding position_embedding block_0 block_1 norm po
 @pytest.fixture(autouse=True)
 def few_mistakes(monkeypatch):
     """The first two of each list: ``tests/recordings/test_mistakes.py`` has them all."""
-    for name in ("PICTURES", "PATCHES", "POSITIONS", "BLOCKS", "HEAD"):
+    for name in ("PICTURES", "PATCHES", "KERNELS", "POSITIONS", "BLOCKS", "HEAD"):
         monkeypatch.setattr(mistakes, name, getattr(mistakes, name)[:2])
 
 
@@ -36,16 +36,20 @@ def images(tmp_path_factory):
 
 @pytest.fixture
 def record(images, tmp_path, capsys):
-    """The exit status, the last line that was printed, and the folder of a recording."""
+    """The exit status, what was said, and the folder of a recording.
+
+    Said is the line that tells what was written, or else the last one.
+    """
 
     def record(*options, out=tmp_path / "REF"):
         given = ["record", "--images", images, "--max-seq-len", "16", "--out", str(out), *options]
         status = main(given)
         printed = capsys.readouterr()
-        last = (printed.out + printed.err).strip().splitlines()[-1]
+        lines = (printed.out + printed.err).strip().splitlines()
         if status == 0:
-            last = printed.out.strip().splitlines()[-1]
-        return status, last, out
+            (said,) = [line for line in lines if line.startswith("written: ")]
+            return status, said, out
+        return status, lines[-1], out
 
     return record
 

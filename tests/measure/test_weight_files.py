@@ -64,6 +64,7 @@ def test_a_trainers_folder_means_its_last_checkpoint(tmp_path):
     for step in (900, 1000, 50):
         put(tmp_path / f"checkpoint-{step}" / "model.safetensors")
     (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-2000").write_text("no folder")
     assert find_weights(tmp_path) == tmp_path / "checkpoint-1000" / "model.safetensors"
     words = read_checkpoint(tmp_path).words
     assert words.startswith(f"file {tmp_path.name}/checkpoint-1000/model.safetensors")
@@ -74,6 +75,8 @@ def cache(tmp_path, monkeypatch):
     """The hub's cache, with two revisions of one model."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     root = tmp_path / "models--google--tiny"
+    (root / "snapshots").mkdir(parents=True)
+    (root / "snapshots" / "no_folder").write_text("")
     for seconds, revision in enumerate(("newer", "older")):
         put(root / "snapshots" / revision / "model.safetensors")
         os.utime(root / "snapshots" / revision, (100 - seconds, 100 - seconds))

@@ -8,6 +8,8 @@ import pages
 import pos_embed
 import pytest
 import torch
+from page_parts import audit
+from page_parts.race_tables import race_table
 
 from tests.support.measured import row
 
@@ -15,7 +17,7 @@ from tests.support.measured import row
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Writes rows into a file of an empty folder of results."""
-    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("page_parts.results.RESULTS", tmp_path / "results")
 
     def write(name, *rows, **about):
         path = tmp_path / "results" / f"{name}.json"
@@ -41,7 +43,7 @@ def race(**changes):
 def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     _, _, *without_timm = race(batch=1)
     results("speed/siglip", *race(), *without_timm)
-    table = pages.race_table("position")
+    table = race_table("position")
     heading = table.splitlines()[0]
     ratios = r"times faster than timm +\| than timm's grid_sample +\| of the time of one plain add"
     assert re.search(ratios, heading)
@@ -50,7 +52,7 @@ def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     assert re.search(r"siglip, train, 1, float32 +\| - +\| - +\| 2\.00 ", table)
 
     results("speed/others", *race(workload="single"), commit="def")
-    assert "commit def / abc; " in pages.race_table("position")
+    assert "commit def / abc; " in race_table("position")
 
 
 def check(monkeypatch, capsys, option):
@@ -110,6 +112,11 @@ def test_what_is_listed_and_stops_a_release(make, results, monkeypatch, capsys):
     assert check(monkeypatch, capsys, "--release") == (1, said)
 
 
+def test_every_result_file_of_the_repository_can_be_looked_through():
+    for complaint in pages.complaints():
+        assert complaint.startswith("results/")
+
+
 @pytest.mark.parametrize(
     ("before", "has_changed"),
     [
@@ -125,8 +132,8 @@ def test_a_figure_grows_old_by_code_not_by_words(before, has_changed, monkeypatc
     def git(command, *words):
         return "a.py b.py" if command == "diff" else files.get(words[0])
 
-    monkeypatch.setattr(pages, "git", git)
-    assert pages.has_changed("before", ["a.py", "b.py"]) == has_changed
+    monkeypatch.setattr("page_parts.audit.git", git)
+    assert audit.has_changed("before", ["a.py", "b.py"]) == has_changed
 
 
 def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch):

@@ -135,7 +135,11 @@ IN_THE_TOWER = {
     transposed_table: ("position_embedding", 4, "the table is read transposed"),
     no_mask: ("block_0", 2, "padding is not masked in the blocks"),
     one_block_changed: ("block_1", 4, None),
-    product_under_autocast: ("position_embedding", 4, "the table is read in bfloat16"),
+    product_under_autocast: (
+        "position_embedding",
+        4,
+        "the table is resized by one product in bfloat16, perhaps under autocast",
+    ),
     no_mask_in_the_pooling_head: ("pooled", 2, "padding is not masked in the pooling"),
 }
 

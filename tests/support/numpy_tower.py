@@ -14,18 +14,29 @@ def weights_of(model):
     return {name: one.double().numpy() for name, one in model.state_dict().items()}
 
 
-def hat(source, target):
-    """The matrix (target, source) of bilinear resizing with antialiasing, edges cut."""
+def hat(x):
+    """The kernel of bilinear resizing."""
+    return np.maximum(0, 1 - np.abs(x))
+
+
+def lanczos(x):
+    """The kernel of Lanczos resizing, three lobes on each side."""
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
+
+
+def weights_of_cells(source, target, kernel):
+    """The matrix (target, source) of resizing with antialiasing, edges cut."""
     scale = source / target
     reach = max(scale, 1.0)
     centers = (np.arange(target) + 0.5) * scale - 0.5
-    weights = np.maximum(0, 1 - np.abs(np.arange(source) - centers[:, None]) / reach)
+    weights = kernel((np.arange(source) - centers[:, None]) / reach)
     return weights / weights.sum(1, keepdims=True)
 
 
-def resized(table, h, w):
+def resized(table, h, w, kernel=hat):
     """A table (H, W, C) resized to (h, w), as tokens (h * w, C)."""
-    rows, columns = hat(len(table), h), hat(table.shape[1], w)
+    rows = weights_of_cells(len(table), h, kernel)
+    columns = weights_of_cells(table.shape[1], w, kernel)
     return np.einsum("ha,wb,abc->hwc", rows, columns, table).reshape(h * w, -1)
 
 
@@ -61,9 +72,11 @@ class Port:
     weights: dict
     heads: int
     length: int  # patches of a padded picture
+    kernel: object = None  # from the patch kernel (C, p, p, 3) to another of its size
     position: object = resized  # (table, h, w) -> (h * w, C)
     act: object = tanh_gelu
     eps: float = 1e-6
+    rms: bool = False  # LayerNorm takes no mean off and adds no bias
     padded_as_in: str = "timm"  # or "transformers": what padded tokens hold and attend to
     masks: bool = True
     causal: bool = False
@@ -72,6 +85,7 @@ class Port:
     order: tuple = (0, 1, 2)  # which third is read as query, key, value
     interleaved: bool = False
     without: tuple = ()  # biases: q k v proj fc1 fc2
+    out_projection: bool = True
     block: str = "right"
     blocks: tuple | None = None  # their numbers, None for one left out
     last_norm: bool = True
@@ -81,10 +95,12 @@ class Port:
         y = x @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if bias else y
 
-    def norm(self, x, name):
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps)
-        return x * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+    def norm(self, x, name, eps=None):
+        if not self.rms:
+            x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + (eps or self.eps))
+        x = x * self.weights[f"{name}.weight"]
+        return x if self.rms else x + self.weights[f"{name}.bias"]
 
     def mlp(self, x, name):
         inner = self.act(self.linear(x, f"{name}.fc1", "fc1" not in self.without))
@@ -113,6 +129,8 @@ class Port:
             parts = [both[:, :, place].reshape(len(x), -1) for place in range(3)]
         scale = self.scale or (lambda size: size**-0.5)
         y = self.attend(*parts, heads, scale, allowed)
+        if not self.out_projection:
+            return y
         return self.linear(y, f"{name}.proj", "proj" not in self.without)
 
     def run_block(self, x, number, allowed):
@@ -139,6 +157,16 @@ class Port:
         if self.block == "no_norms":
             x = x + attention(x)
             return x + mlp(x)
+        if self.block == "no_first_norm":
+            x = x + attention(x)
+            return x + mlp(second(x))
+        if self.block == "no_second_norm":
+            x = x + attention(first(x))
+            return x + mlp(x)
+        if self.block == "no_attention":
+            return x + mlp(second(x))
+        if self.block == "no_mlp":
+            return x + attention(first(x))
         if self.block == "no_attention_residual":
             x = attention(first(x))
             return x + mlp(second(x))
@@ -155,34 +183,46 @@ class Port:
         wrong = self.head
         if "mean" in wrong:
             return (x[valid] if wrong["mean"] == "valid" else x).mean(0)
+        if "largest" in wrong:
+            return x[valid].max(0)
         if "first" in wrong:
             return x[0]
+        without = wrong.get("without", ())  # biases: q kv proj fc1 fc2
         probe = self.weights["attn_pool.latent"].reshape(1, -1)
-        q = probe if "probe" in wrong else self.linear(probe, "attn_pool.q")
-        k, v = np.split(self.linear(x, "attn_pool.kv"), 2, axis=1)
+        q = probe if "probe" in wrong else self.linear(probe, "attn_pool.q", "q" not in without)
+        k, v = np.split(self.linear(x, "attn_pool.kv", "kv" not in without), 2, axis=1)
         if "k_v" in wrong:
             k, v = v, k
-        heads = 1 if "one_head" in wrong else self.heads
+        heads = int(self.heads * wrong.get("heads", 1))  # times the right number
         allowed = valid[None] | bool(wrong.get("unmasked"))
-        scale = (lambda size: 1.0) if "no_scale" in wrong else (lambda size: size**-0.5)
+        scale = wrong.get("scale", lambda size: size**-0.5)
         y = self.attend(q, k, v, heads, scale, allowed)
         if "no_projection" not in wrong:
-            y = self.linear(y, "attn_pool.proj")
+            y = self.linear(y, "attn_pool.proj", "proj" not in without)
         if "no_mlp" in wrong:
             return y[0]
-        inner = y if "no_norm" in wrong else self.norm(y, "attn_pool.norm")
-        z = self.act(self.linear(inner, "attn_pool.mlp.fc1"))
-        z = self.linear(z, "attn_pool.mlp.fc2")
+        inner = y if "no_norm" in wrong else self.norm(y, "attn_pool.norm", wrong.get("eps"))
+        act = wrong.get("act", self.act)
+        z = act(self.linear(inner, "attn_pool.mlp.fc1", "fc1" not in without))
+        z = self.linear(z, "attn_pool.mlp.fc2", "fc2" not in without)
         if "no_residual" not in wrong:
             z = z + y
         z = z[0]
         return z / np.sqrt((z * z).sum()) if "normalized" in wrong else z
 
+    def project(self, pixels):
+        """The patch embedding of patches (h * w, p * p * 3)."""
+        kernel = self.weights["embeds.proj.weight"]
+        if self.kernel:
+            side = int((kernel.shape[1] / 3) ** 0.5)
+            kernel = self.kernel(kernel.reshape(-1, side, side, 3)).reshape(kernel.shape)
+        return np.asarray(pixels, np.float64) @ kernel.T + self.weights["embeds.proj.bias"]
+
     def __call__(self, grid, pixels):
         """All stages of one picture, in float32, without padding."""
         h, w = map(int, grid)
         count = h * w
-        projected = self.linear(np.asarray(pixels, np.float64), "embeds.proj")
+        projected = self.project(pixels)
         position = self.position(self.weights["embeds.pos_embed"][0], h, w)
         bias = self.weights["embeds.proj.bias"]
         if self.padded_as_in == "transformers":

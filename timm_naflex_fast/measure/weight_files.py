@@ -113,7 +113,7 @@ def _is_hub_name(path: Path) -> bool:
 
 def _snapshots(root: Path) -> list[Path]:
     """The revisions of a model in the hub's cache; the newest, or that of the branch main, last."""
-    snapshots = list(root.glob("snapshots/*/"))
+    snapshots = [folder for folder in root.glob("snapshots/*") if folder.is_dir()]
     snapshots.sort(key=lambda folder: folder.stat().st_mtime)
     main = root / "refs" / "main"
     if main.is_file():
@@ -125,9 +125,9 @@ def _snapshots(root: Path) -> list[Path]:
 def _steps(folder: Path) -> list[Path]:
     """What a trainer saved: its folders ``checkpoint-N``, the last step last."""
     steps = {}
-    for saved in folder.glob("checkpoint-*/"):
+    for saved in folder.glob("checkpoint-*"):
         step = saved.name.removeprefix("checkpoint-")
-        if step.isdecimal():
+        if step.isdecimal() and saved.is_dir():
             steps[int(step)] = saved
     return [steps[step] for step in sorted(steps)]
 

@@ -275,13 +275,19 @@ def _flipped_patch(axis: int) -> Callable[[Array, Array, int], Array]:
 # The kernel's numbers in another order give what the pixels in the inverse order give.
 KERNELS = [
     Mistake(
-        "kernel_cyx", "the patch kernel is read in the order (channel, y, x)", _from_order(3, 1, 2)
+        "kernel_cyx",
+        "the patch kernel is laid out in the order (channel, y, x)",
+        _from_order(3, 1, 2),
     ),
     Mistake(
-        "kernel_xyc", "the patch kernel is read in the order (x, y, channel)", _from_order(2, 1, 3)
+        "kernel_xyc",
+        "the patch kernel is laid out in the order (x, y, channel)",
+        _from_order(2, 1, 3),
     ),
     Mistake(
-        "kernel_cxy", "the patch kernel is read in the order (channel, x, y)", _from_order(3, 2, 1)
+        "kernel_cxy",
+        "the patch kernel is laid out in the order (channel, x, y)",
+        _from_order(3, 2, 1),
     ),
     Mistake(
         "kernel_bgr",
@@ -326,9 +332,21 @@ def _follows(**settings: Any) -> Callable[[Array, int, int], Array]:
     return lambda table, h, w: convention_tokens(convention, table, h, w)
 
 
+def _rounded(numbers: Array) -> Array:
+    """To bfloat16."""
+    return torch.from_numpy(np.array(numbers, np.float32)).bfloat16().double().numpy()
+
+
 def _in_bfloat16(table: Array, h: int, w: int) -> Array:
-    rounded = torch.from_numpy(np.array(table, np.float32)).bfloat16().double().numpy()
-    return bilinear(rounded, h, w)
+    return bilinear(_rounded(table), h, w)
+
+
+def _product_in_bfloat16(table: Array, h: int, w: int) -> Array:
+    """One product of weights and table, as in transformers, under autocast."""
+    cells = table.reshape(-1, table.shape[2])  # (H0 * W0, C)
+    each_cell = np.eye(len(cells)).reshape(*table.shape[:2], -1)  # (H0, W0, H0 * W0)
+    weights = bilinear(each_cell, h, w)  # (h * w, H0 * W0)
+    return _rounded(_rounded(weights) @ _rounded(cells))
 
 
 def _area(table: Array, h: int, w: int) -> Array:
@@ -385,6 +403,11 @@ POSITIONS = [
         _follows(mode="bilinear", cubic_coefficient=None, transposed="order"),
     ),
     Mistake("table_in_bfloat16", "the table is read in bfloat16", _in_bfloat16),
+    Mistake(
+        "product_in_bfloat16",
+        "the table is resized by one product in bfloat16, perhaps under autocast",
+        _product_in_bfloat16,
+    ),
     Mistake(
         "table_bicubic",
         "the table is resized by bicubic",

@@ -10,7 +10,6 @@ than float32 runs under autocast.
 """
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from ...patching.choices import Mode
 from ...patching.install import enable
 from ..contenders import BASELINE
-from .race import Row, now, rows
+from .race import WARMUPS, Row, now, rows, turns
 from .workloads import Grid, Workload, coordinates
 
 BACKEND = "inductor"
@@ -66,28 +65,20 @@ class Steps:
 
 
 def race_eager(steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance) -> list[Row]:
-    """Time whole steps of the model, which is switched to a contender before each of them.
-
-    A first round does not count.
-    """
+    """Time whole steps of the model, which is switched to a contender before each of them."""
     model = steps.model
     (workload,) = steps.workloads
     batch = random_batch(model, workload.grids(steps.batch), workload.length)
     step = make_step(model, steps.dtype, steps.phase)
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    order = [*times]
-    shuffle = random.Random(0).shuffle
-    for number in range(1 + rounds):
-        # In a fixed order each would find the caches as the same predecessor left them.
-        shuffle(order)
-        for name in order:
-            with chosen(name, model):
-                start = now()
-                step(model, batch)
-                seconds = now() - start
-            if number > 0:
-                times[name].append(seconds)
-            advance(1 / len(order) / (1 + rounds))
+    for turn, name in turns(times, rounds):
+        with chosen(name, model):
+            start = now()
+            step(model, batch)
+            seconds = now() - start
+        if turn >= 0:
+            times[name].append(seconds)
+        advance(1 / len(times) / (WARMUPS + rounds))
     return rows(steps.facts("model"), times)
 
 

@@ -1,9 +1,10 @@
-"""What comes out of codes that did the same work in turns: rows of figures, and their table."""
+"""Codes that do the same work in turns, and what comes out: rows of figures, and their table."""
 
 import math
+import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +15,31 @@ from ..output import number
 
 Row = dict[str, Any]  # a contender in a race, as result files hold it: see ``rows``
 
+WARMUPS = 1  # rounds that do not count
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 HOW_TO_READ = (
     "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range "
     "holds 1,\nthese rounds cannot tell which is faster: run more of them, on a quieter machine."
 )
+
+
+def turns(contenders: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Who runs next: each contender once in each round, so that noise falls on all of them.
+
+    Args:
+        contenders: their names.
+        rounds: that count.
+
+    Yields:
+        The number of the round, below 0 in the ``WARMUPS`` rounds before, and a contender's name.
+    """
+    order = [*contenders]
+    shuffle = random.Random(0).shuffle
+    for turn in range(-WARMUPS, rounds):
+        # In a fixed order each would find the caches as the same predecessor left them.
+        shuffle(order)
+        for name in order:
+            yield turn, name
 
 
 def rows(facts: Row, times: Mapping[str, Sequence[float]]) -> list[Row]:
