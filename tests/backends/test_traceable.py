@@ -1,7 +1,6 @@
 """The plain operations; see contract/ for their result."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ def test_timms_flag_at_any_coordinate(table_size, mode, align_corners, ar_preser
         kind=kind, sizes=sizes, table_size=table_size, channels=16, use_grid_sample=True, **how
     )
     embeds = case.embeds().requires_grad_(False)
-    spec = tables_of(embeds).spec_of(replace(case.spec, reference=FLAG))
+    spec = tables_of(embeds).spec_of(case.spec._replace(reference=FLAG))
     largest = max(1, *(table.abs().max() for table in tables(embeds)))
     for coord in coordinates_of_any_kind(case):
         want, got = torch.zeros(2, *coord.shape[:2], 16)

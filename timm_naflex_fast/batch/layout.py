@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -102,7 +101,7 @@ class Coordinates(NamedTuple):
         # Positions are rounded as part of the longest grid's.
         if spec.reference.rounds_by_batch:
             longest = spec.resized_size(max(grids.heights), max(grids.widths))
-            spec = replace(spec, batch_max=longest)
+            spec = spec._replace(batch_max=longest)
         return Plan(groups, counts, spec, x.dtype)
 
 

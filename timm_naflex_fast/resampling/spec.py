@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +75,7 @@ release ``_apply_factorized_naflex_pos_embed_grid_sample``."""
 REFERENCES = {reference.name: reference for reference in (LOOP, FLAG, OLDER_FLAG)}
 
 
-@dataclass(frozen=True)
-class ResizeSpec:
+class ResizeSpec(NamedTuple):
     """How a library resamples its position table. ``tables.py`` makes it for a kind of table.
 
     Args:
@@ -109,8 +108,7 @@ class ResizeSpec:
         return longest, longest
 
 
-@dataclass(frozen=True)
-class Resampling:
+class Resampling(NamedTuple):
     """All that a strategy needs besides the tables and the sizes.
 
     ``resample(tables, sizes, resampling)``: the strategy's own, see ``strategies.Strategy``. One

@@ -4,7 +4,7 @@ Nobody else asks which kind it is: both have the same attributes and methods.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -57,7 +57,7 @@ class _Tables:
         for size in sizes:
             how = spec
             if size == self.own_size(spec):
-                how = replace(spec, ar_preserving=False)  # then both matrices are identities
+                how = spec._replace(ar_preserving=False)  # then both matrices are identities
             device = exact.tensors[0].device
             rows, columns = dense.axis_matrices(*size, self.size, how, device)
             yield size, exact.by_matrices(rows, columns, token_dtype)
@@ -81,7 +81,9 @@ class LearnedTable(_Tables):
         # The flag has no filter to widen, whatever the model's setting for it says.
         if spec.reference.antialiases:
             return spec
-        return replace(spec, antialias=False)
+        return ResizeSpec(
+            spec.interpolation, False, spec.align_corners, spec.ar_preserving, spec.reference
+        )
 
     def own_size(self, spec: ResizeSpec) -> Size | None:
         """The table's own, which timm's loop does not resize."""
