@@ -16,6 +16,7 @@ from tests.support.oracles import relative
 from timm_naflex_fast.cli.identify import FAMILIES
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.recordings.conventions import Convention, conventions
+from timm_naflex_fast.recordings.identify import tokens_of
 
 # (t, h, w): in blocks of one token alone, so few conventions are tried
 SIZES = [(1, 5, 7), (2, 9, 3)]
@@ -45,7 +46,7 @@ def ported(sizes, dtype=torch.float32, **settings):
     """The table, the sizes, and what a port of SigLIP-2 made of them that errs in ``settings``."""
     table = random_table(9)
     convention = Convention(**{**FAMILIES["siglip2"], **settings})
-    return table, sizes, convention.tokens(table.double(), sizes).to(dtype)
+    return table, sizes, tokens_of(convention, table.double(), sizes).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -215,7 +216,7 @@ def test_each_convention_is_that_of_the_original_library(family):
         want = original(table, ASKED)
     sizes = [(1, h, w) for h, w in ASKED]
     convention = Convention(**FAMILIES[family])
-    got = convention.tokens(table.double(), sizes)
+    got = tokens_of(convention, table.double(), sizes)
     assert relative(got, want.double()) <= 2**-22 * side  # PyTorch's positions are float32
     assert convention in conventions(sizes)
 
