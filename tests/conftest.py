@@ -50,6 +50,12 @@ def stock_timm():
         dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """Tables are printed as into a file: pytest-xdist gives its workers a width of 80."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def clean():
     """For tests that enable without a ``with``: everything is taken off afterwards."""
