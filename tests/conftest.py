@@ -16,6 +16,8 @@ settings.load_profile("project")
 # With a worker for each core, each computes in one thread, and so do its children.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+# pytest-xdist gives its workers a width of 80. Tables are printed as into a file.
+os.environ.pop("COLUMNS", None)
 # Compilers make many objects at once, and to look through all that there are takes 0.2 s.
 gc.set_threshold(50_000)
 
@@ -48,12 +50,6 @@ def stock_timm():
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:  # one test's graphs must not count against the next one's limit
         dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
-def no_terminal(monkeypatch):
-    """Tables are printed as into a file: pytest-xdist gives its workers a width of 80."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
