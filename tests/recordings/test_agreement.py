@@ -1,0 +1,87 @@
+"""Who agrees with big_vision's recording of SigLIP-2's tower, from its own pixels."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.running import ran
+from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.pipelines import (
+    build_processor,
+    build_tower,
+    stages_of,
+    timm_pipeline,
+    transformers_pipeline,
+)
+from timm_naflex_fast.measure.record import inputs_of
+from timm_naflex_fast.recordings.compare import compare_recordings
+from timm_naflex_fast.recordings.format import read_recording
+
+KIT = Path(__file__).resolve().parents[2] / "recordings" / "siglip2_naflex_tiny"
+MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+TRAINED = dict(pos_embed_interp_mode="bilinear")  # timm before 1.0.30 has another default
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return read_recording(KIT)
+
+
+@pytest.fixture(scope="module")
+def model(recording):
+    weights = KIT / "weights" / "big_vision.npz"
+    return load_model(MODEL, weights, num_heads=recording.about["heads"], **TRAINED)[0]
+
+
+def padded(pipeline, recording):
+    inputs = inputs_of(recording.stages, recording.about["max_patches"])
+    return stages_of(inputs, pipeline.tower(inputs))
+
+
+def one_by_one(pipeline, recording):
+    found = []
+    for stages in recording.stages:
+        inputs = inputs_of([stages], len(stages["pixels"]))
+        found += stages_of(inputs, pipeline.tower(inputs))
+    return found
+
+
+def compared(recording, ports):
+    for port in ports:
+        del port["pixels"]  # they are the recording's own
+    return compare_recordings(recording, ports)
+
+
+@pytest.mark.parametrize("how", [padded, one_by_one])
+def test_timms_own_loop_agrees(how, model, recording):
+    comparison, _ = compared(recording, how(timm_pipeline(model, 64), recording))
+    assert comparison.first() is None and comparison.precision == "float32"
+    assert comparison.missing == ["pixels"]
+
+
+@pytest.mark.parametrize("how", [padded, one_by_one])
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+def test_each_exact_mode_agrees(mode, how, model, recording):
+    with ran(mode):
+        ports = how(timm_pipeline(model, 64, contender=mode), recording)
+    comparison, _ = compared(recording, ports)
+    assert comparison.first() is None and comparison.precision == "float32"
+
+
+@pytest.mark.parametrize("how", [padded, one_by_one])
+def test_grid_sample_parts_exactly_at_the_position_embedding(how, model, recording):
+    with ran("grid_sample"):
+        ports = how(timm_pipeline(model, 64, contender="grid_sample"), recording)
+    comparison, reasons = compared(recording, ports)
+    assert comparison.first().stage == "position_embedding"
+    assert reasons[0].known and "without antialiasing" in reasons[0].words
+
+
+@pytest.mark.parametrize("how", [padded, one_by_one])
+def test_transformers_agrees(how, model, recording):
+    pytest.importorskip("transformers")
+    pytest.importorskip("torchvision")
+    tower = build_tower(model, {"num_attention_heads": recording.about["heads"]})
+    pipeline = transformers_pipeline(tower, build_processor(model, 64))
+    comparison, _ = compared(recording, how(pipeline, recording))
+    assert comparison.first() is None and comparison.precision == "float32"
