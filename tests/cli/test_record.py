@@ -237,3 +237,12 @@ def test_without_images_photos_are_recorded(tmp_path):
     assert main(given) == 0
     about = json.loads((out / "recording.json").read_text())
     assert len(about["pictures"]) == 5
+
+
+def test_other_pixels_than_from_minus_1_to_1_are_refused(tmp_path, photos, capsys):
+    given = ["record", "--model", "naflexvit_base_patch16_gap", "--random-weights"]
+    given += ["--model-kwargs", "embed_dim=32", "depth=1", "num_heads=2"]
+    given += ["pretrained_cfg_overlay={'mean': (0.4, 0.5, 0.5)}"]
+    assert main([*given, "--images", str(photos), "--out", str(tmp_path / "REF")]) == 2
+    assert "a recording holds pixels from -1 to 1" in capsys.readouterr().err
+    assert not (tmp_path / "REF").exists()

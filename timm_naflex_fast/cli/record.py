@@ -69,7 +69,7 @@ def record(options: argparse.Namespace) -> int:
     )
     check_model(options, model)
     from ..measure.record import all_mistakes, count_runs, make_recording
-    from ..recordings.format import sha256, write_recording
+    from ..recordings.format import write_recording
 
     source = _source(options, model)
     names = []
@@ -78,9 +78,6 @@ def record(options: argparse.Namespace) -> int:
         names.append(name)
         pictures.append(picture)
     announce_skipped(skipped)
-    digest = fingerprint(model)
-    if options.checkpoint:
-        digest = sha256(find_weights(options.checkpoint))
     made = provenance(options.command)
     versions = {package: made.pop(package) for package in ("python", "torch", "timm")}
     about = {
@@ -90,7 +87,7 @@ def record(options: argparse.Namespace) -> int:
             "versions": versions,
             **made,
         },
-        "weights": {"words": weights, "sha256": digest},
+        "weights": {"words": weights, "sha256": fingerprint(model)},
     }
     with progress("recording", count_runs(model)) as bar:
         recording = make_recording(source, pictures, names, about, bar.update)
@@ -127,8 +124,17 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
     """Refuse a model of which there is no recording.
 
     Raises:
-        ValueError: it has other tokens than those of patches, no position table, or fewer blocks.
+        ValueError: it has other tokens than those of patches, no position table, or fewer blocks;
+            or its pixels do not go from -1 to 1.
     """
+    from timm.data import resolve_data_config
+
+    config = resolve_data_config({}, model=model)
+    if {*config["mean"], *config["std"]} != {0.5}:
+        raise ValueError(
+            f"{options.model} takes pixels of mean {config['mean']} and deviation {config['std']}; a "
+            "recording holds pixels from -1 to 1: all 0.5, as SigLIP-2's"
+        )
     if model.num_prefix_tokens:
         raise ValueError(
             f"{options.model} has {model.num_prefix_tokens} class and register tokens, and a "

@@ -79,6 +79,7 @@ def against_transformers(
     pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
     comparisons: dict[str, Comparison] = {}
     example: tuple[Any, Stages, Stages] | None = None  # the first picture that parts in timm's code
+    example_at = ""  # the stage
     count = 0
     for pictures in batches:
         inputs = theirs.read(pictures)
@@ -87,12 +88,14 @@ def against_transformers(
             ports = _port_stages(pipeline, pictures, inputs, same_patches)
             comparison = comparisons.setdefault(name, _new_comparison(reference[0]))
             for number, (own, right) in enumerate(zip(ports, reference)):
-                before = comparison.first()
                 comparison.add(count + number, _with_end_to_end(right), own)
-                after = comparison.first()
-                is_earlier = after is not None and (before is None or after.stage != before.stage)
-                if name == BASELINE and is_earlier:
-                    example = (pictures[number], right, own)
+            if name == BASELINE:
+                first = comparison.first()
+                if first is not None and first.stage != example_at:
+                    # The first picture that parts at this stage is one of this batch.
+                    example_at = first.stage
+                    number = first.parting[0] - count
+                    example = (pictures[number], reference[number], ports[number])
             advance(1 / len(names))
         count += len(pictures)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..attributes import temporarily
 from ..names import STRATEGY_NAMES
 
 BASELINE = "stock"
@@ -41,22 +42,3 @@ def use(name: str, model: Any) -> Iterator[None]:
     embeds = getattr(model, "embeds", model)
     with enable("stock", pos_embed=choice, model=model), temporarily(embeds, settings):
         yield
-
-
-@contextmanager
-def temporarily(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Inside, an object or a class has these attributes; afterwards its own, as before."""
-    before = {}
-    for name in attributes:
-        if name in vars(owner):  # not one that its class, or a base, has
-            before[name] = vars(owner)[name]
-    for name, value in attributes.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)

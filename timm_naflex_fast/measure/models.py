@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..attributes import temporarily
 from ..names import did_you_mean
 from .checkpoints import read_checkpoint, sizes
-from .contenders import temporarily
 from .tower_names import NamesDiffer, channels_first, check_names
 from .weight_files import Unusable
 

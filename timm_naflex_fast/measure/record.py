@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..attributes import temporarily
 from ..recordings import mistakes as lists
 from ..recordings.format import (
     FORMAT,
@@ -20,13 +21,13 @@ from ..recordings.format import (
     stage_entry,
 )
 from ..recordings.mistakes import Mistake
-from .contenders import temporarily
 from .pipelines import Inputs, Pictures, Pipeline, stages_of
 
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
 PIXEL_ROOM = 2.0  # times what random grey levels moved
 GREY_LEVEL = 2 / 255
-BATCH = 8  # pictures that are run together
+BATCH = 8  # pictures that are run together; limits and mistakes are measured on the first ones
+HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # How SigLIP-2's table is resampled, in timm's settings.
 TRAINED = dict(
     pos_embed_interp_mode="bilinear",
@@ -106,7 +107,7 @@ def make_recording(
 def describe_mistakes(
     found: Iterable[tuple[Mistake, tuple[int, Stages]]],
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """ "mistakes" of recording.json, and the arrays of mistakes.safetensors."""
+    """The entries of recording.json for mistakes, and the arrays of mistakes.safetensors."""
     entries: list[dict[str, Any]] = []
     arrays: dict[str, Array] = {}
     for mistake, (picture, numbers) in found:
@@ -130,9 +131,6 @@ def all_mistakes(model: Any) -> list[Mistake]:
     """Every mistake that is tried."""
     before_tower = [*lists.PICTURES, *lists.PATCHES, *lists.KERNELS, *lists.POSITIONS]
     return before_tower + tower_mistakes(model)
-
-
-HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def measure_limits(
@@ -205,7 +203,7 @@ def known_mistakes(
         advance: called with 1 after each.
 
     Yields:
-        The mistake; the first picture that shows it; and its numbers there, at the first stage that
+        The mistake; a picture that shows it, not square if there is one; and its numbers there, at the first stage that
         shows it, the next one, and "pooled". Nothing of a mistake that does not show, nor of stages
         from the one on where the twin differs itself: it has another activation, say.
     """

@@ -317,7 +317,7 @@ def compare_recordings(
 
     Returns:
         The comparison; and the reason of the first stage that parts, then one for each isolated
-        stage that parts. None where nothing parts.
+        stage that parts. No reasons where nothing parts.
     """
     comparison = Comparison(reference.order, reference.limits, len(reference.stages))
     for number, port in enumerate(ports):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..attributes import temporarily
 from .conventions import Convention
 from .format import Array, Stages
 
@@ -449,17 +450,9 @@ POSITIONS = [
 # The tower ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _set(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Inside, an object has these attributes."""
-    before = {name: getattr(owner, name) for name in attributes}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+def _set(owner: Any, **attributes: Any) -> Any:
+    """A context in which an object has these attributes."""
+    return temporarily(owner, attributes)
 
 
 @contextmanager

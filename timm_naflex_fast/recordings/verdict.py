@@ -13,7 +13,11 @@ from .format import Array, Recording, Stages
 
 def cells(row: Row) -> dict[str, str]:
     """One stage, as text under the table's headings."""
-    limit = f"{row.limit:.1e}" if np.isfinite(row.limit) else "none"
+    limit = f"{row.limit:.1e}"
+    parting = f"{len(row.parting)} of {row.compared}"
+    if not np.isfinite(row.limit):
+        limit = "none"
+        parting = "not judged"
     return {
         "stage": row.stage,
         "largest difference": f"{row.largest:.2g}",
@@ -21,7 +25,7 @@ def cells(row: Row) -> dict[str, str]:
         "largest number": f"{row.scale:.3g}",
         "share": f"{row.share:.1e}",
         "limit": limit,
-        "pictures beyond it": f"{len(row.parting)} of {row.compared}",
+        "pictures beyond it": parting,
     }
 
 
