@@ -57,7 +57,7 @@ def save_in_form(form, whole, folder):
 
 
 FORMS = {
-    "folder": f": {WORDS}; left alone: 40 other tensors (logit_",
+    "folder": f": {WORDS}; left alone: 40 other tensors",
     "shards": f": {WORDS}; left alone: 40 other tensors",
     "file": f": {WORDS}; left alone: 40 other tensors",
     "tower alone": f": {WORDS}",
@@ -95,7 +95,7 @@ def test_heads_that_do_not_divide_the_channels_are_told(heads, whole, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["vision_config"]["num_attention_heads"] = heads
     (tmp_path / "config.json").write_text(json.dumps(config))
-    says = f"64 channels cannot be divided among {heads!r} heads: config.json is that of other wei"
+    says = f"64 channels cannot be divided among {heads!r} heads, .* add it to --model-kwargs"
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path)
 
@@ -103,9 +103,7 @@ def test_heads_that_do_not_divide_the_channels_are_told(heads, whole, tmp_path):
 def test_settings_that_are_no_json_are_told(whole, tmp_path):
     whole.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(
-        RuntimeError, match=r"loaded: config.json is no JSON \(.*\): fetch it again"
-    ):
+    with pytest.raises(RuntimeError, match=r"loaded \(JSONDecodeError: .*\); fetch it again"):
         load_model(FAMILY, tmp_path)
 
 
@@ -154,14 +152,14 @@ def test_heads_that_the_settings_leave_out_are_transformers_own_number(whole, tm
     # Older releases write only what differs from the defaults.
     settings = {"vision_config": {"model_type": "siglip2_vision_model", "hidden_size": 64}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert read_checkpoint(tmp_path).config["num_attention_heads"] == 12
+    assert read_checkpoint(tmp_path).heads == 12
 
 
 @pytest.mark.parametrize("name", [FAMILY, "naflexvit_so400m_patch16_siglip"])
 def test_sizes_of_the_published_towers(name):
     with torch.device("meta"):
         tower = timm.create_model(name, num_classes=0, depth=1)
-        options = sizes(Checkpoint(tower.state_dict(), "open_clip", "", {}))
+        options = sizes(Checkpoint(tower.state_dict(), "open_clip", ""))
         model = timm.create_model(FAMILY, num_classes=0, **options)
     assert model.blocks[0].attn.num_heads == tower.blocks[0].attn.num_heads
     assert shapes(model) == shapes(tower)
