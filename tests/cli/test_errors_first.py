@@ -43,7 +43,7 @@ WRONG = {
     "bench MODEL --checkpoint empty": "empty is no file, and no folder with one of model.safe",
     "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
     "drift MODEL --images nowhere": "nowhere is not a folder of images",
-    "bench MODEL --sizes-from empty": "empty holds no image",
+    "bench MODEL --sizes-from empty": "empty is not a folder of images",
     "drift MODEL --images unreadable": "none of the images can be read: .*more.jpg.*text.png",
     "bench MODEL --sizes-from unreadable": "none of the images can be read: .*more.jpg.*text.png",
     "drift MODEL --json no/m.json": "No such file or directory: 'no/m.json'",

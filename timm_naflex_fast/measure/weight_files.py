@@ -77,7 +77,7 @@ def find_weights(path: str | Path) -> Path:
             if found:
                 return found[0]
     raise FileNotFoundError(
-        f"{path} is no file, no folder with one of {', '.join(FILES)}, and no model in the hub's "
+        f"{path} is no file, and no folder with one of {', '.join(FILES)}, and no model in the hub's "
         "cache (`hf download OWNER/NAME` fetches one)"
     )
 
