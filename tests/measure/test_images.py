@@ -139,7 +139,7 @@ def test_links_that_are_not_followed_are_named(photos, tmp_path):
     left_out = []
     found = list(read(image_sources(photos, left_out), lambda image: image.size, left_out))
     assert len(found) == 4
-    assert [line.split(":")[0] for line in left_out] == ["linked", "dead.png"]
+    assert [line.split(":")[0] for line in left_out] == [f"{photos}/linked", "dead.png"]
 
 
 def test_a_folder_that_cannot_be_read_is_named(photos, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_read_is_named(photos, monkeypatch):
     closed = ["sub"]
     left_out = []
     assert len(image_files(photos, left_out)) == 4
-    assert left_out == ["sub: Permission denied"]
+    assert left_out == [f"[Errno 13] Permission denied: '{photos}/sub'"]
     closed = ["photos"]
     with pytest.raises(ValueError, match=r"photos is not a folder of images .*Permission denied"):
         image_files(photos, [])

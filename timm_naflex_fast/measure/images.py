@@ -8,12 +8,11 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
-T = TypeVar("T")
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
@@ -38,15 +37,13 @@ def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
     Raises:
         ValueError: not a folder, or no image in it.
     """
-
-    def skip(path: str | Path, reason: str | None) -> None:
-        skipped.append(printable(f"{os.path.relpath(path, folder)}: {reason}"))
-
     found = []
-    for place, folders, names in os.walk(folder, onerror=lambda no: skip(no.filename, no.strerror)):
+    # Of a folder that cannot be read, os.walk says so only if it is given somebody to tell.
+    for place, folders, names in os.walk(folder, onerror=lambda no: skipped.append(printable(no))):
         for name in folders:
-            if Path(place, name).is_symlink():
-                skip(Path(place, name), "a link to a folder is not followed")
+            path = Path(place, name)
+            if path.is_symlink():
+                skipped.append(printable(f"{path}: a link to a folder is not followed"))
         for name in names:
             if name.lower().endswith(SUFFIXES):
                 found.append(Path(place, name))
@@ -71,8 +68,8 @@ def image_sources(folder: str | Path, skipped: list[str]) -> list[Source]:
 
 
 def read(
-    sources: Iterable[Source], use: Callable[[Any], T], skipped: list[str]
-) -> Iterator[tuple[str, T]]:
+    sources: Iterable[Source], use: Callable[[Any], Any], skipped: list[str]
+) -> Iterator[tuple[str, Any]]:
     """Name and ``use(image)`` of each image that can be read.
 
     The others go to ``skipped``, each with the reason, and once however often they are read.
@@ -245,7 +242,7 @@ def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]
     return _grouped((picture for _, (picture, _) in found), size)
 
 
-def _grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _grouped(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """The items in lists of ``size``; the last list may be shorter."""
     remaining = iter(items)
     return iter(lambda: list(islice(remaining, size)), [])  # until none is left

@@ -5,12 +5,10 @@ weights and publishes them, has names and layouts of flax.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from .weight_files import Tensors, Unusable
-
-Pair = tuple[list[str], list[str]]  # names in one library, names in the other
 
 # One tower in another library and in timm: the other's tensors on the left, put one below the other,
 # are timm's on the right. "#" stands for the number of a block, "*" for "weight" and "bias".
@@ -76,7 +74,7 @@ def from_transformers(tower: Tensors, table: tuple[int, int] | None = None) -> T
         Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the table
             has another number of cells.
     """
-    result = _renamed(tower, _pairs(tower, TRANSFORMERS))
+    result = _renamed(tower, TRANSFORMERS)
     cells = result[TABLE]
     side = round(len(cells) ** 0.5)
     height, width = table or (side, side)
@@ -85,7 +83,8 @@ def from_transformers(tower: Tensors, table: tuple[int, int] | None = None) -> T
             f"its position table has {len(cells)} cells, which are not {height} x {width}: give its "
             "rows and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
         )
-    return {**result, TABLE: cells.reshape(1, height, width, -1)}
+    result[TABLE] = cells.reshape(1, height, width, -1)
+    return result
 
 
 def to_transformers(tower: Tensors) -> Tensors:
@@ -95,14 +94,14 @@ def to_transformers(tower: Tensors) -> Tensors:
         Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the position
             table is no square, as transformers' is.
     """
-    pairs = [(ours, theirs) for theirs, ours in _pairs(tower, TRANSFORMERS)]
-    result = _renamed(tower, pairs)
+    result = _renamed(tower, TRANSFORMERS, back=True)
     _, height, width, _ = result[CELLS].shape
     if height != width:
         raise Unusable(
             f"its position table has {height} x {width} cells: transformers' is a square"
         )
-    return {**result, CELLS: result[CELLS].flatten(0, 2)}
+    result[CELLS] = result[CELLS].flatten(0, 2)
+    return result
 
 
 def from_big_vision(tower: Tensors) -> tuple[Tensors, int]:
@@ -118,17 +117,12 @@ def from_big_vision(tower: Tensors) -> tuple[Tensors, int]:
     Raises:
         Unusable: arrays are missing, or are not SigLIP-2's (counts and names them).
     """
-    import torch
-
     flat: dict[str, Any] = {}
     heads = 0
     for name, array in tower.items():
         if name.endswith("query/kernel"):
             heads = array.shape[-2]  # (..., C, heads, C / heads)
-        if array.dtype.kind == "V":  # bfloat16, as two bytes that have no type
-            values = torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-        else:
-            values = torch.from_numpy(array)
+        values = _to_torch(array)
         if not name.startswith(STACKED):
             values = values[None]
         for number, one in enumerate(values):
@@ -142,8 +136,18 @@ def from_big_vision(tower: Tensors) -> tuple[Tensors, int]:
             if kind == "bias":
                 one = one.flatten()
             flat[re.sub("(kernel|scale)$", "weight", block_name)] = one
-    result = _renamed(flat, _pairs(flat, BIG_VISION))
-    return {**result, TABLE: result[TABLE][None]}, heads
+    result = _renamed(flat, BIG_VISION)
+    result[TABLE] = result[TABLE][None]  # (1, h, w, C)
+    return result, heads
+
+
+def _to_torch(array: Any) -> Any:
+    """A NumPy array as a tensor; big_vision saves bfloat16 as two bytes that have no type."""
+    import torch
+
+    if array.dtype.kind == "V":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def channels_first(patches: Any) -> Any:
@@ -166,28 +170,37 @@ def has_pooling(tower: Tensors) -> bool:
     return any(name.startswith(POOLING) for name in tower)
 
 
-def _pairs(tower: Tensors, mapping: str) -> list[Pair]:
-    """A mapping with every name written out, for a tower of as many blocks."""
-    lines: dict[str, None] = {}
+def _lines(tower: Tensors, mapping: str) -> Iterator[str]:
+    """The lines of a mapping with every name written out, for a tower of as many blocks."""
+    lines: dict[str, None] = {}  # each once
     for block in range(max(1, count_blocks(tower))):
         for kind in ("weight", "bias"):
             written = mapping.replace("#", str(block)).replace("*", kind)
             lines |= dict.fromkeys(written.strip().splitlines())
     pools = has_pooling(tower)
-    pairs = []
     for line in lines:
         if pools or not line.startswith(POOLING):
-            theirs, ours = line.split(" = ")
-            pairs.append((theirs.split(), ours.split()))
-    return pairs
+            yield line
 
 
-def _renamed(tower: Tensors, pairs: Sequence[Pair]) -> Tensors:
-    """The tensors under the second names of ``pairs``; every one is used, and every name found."""
+def _renamed(tower: Tensors, mapping: str, *, back: bool = False) -> dict[str, Any]:
+    """The tensors under the names on the right of a mapping, or ``back`` under those on the left.
+
+    Raises:
+        Unusable: a name is not found, or a tensor is not used.
+    """
     import torch
 
-    needed = {name for names, _ in pairs for name in names}
+    needed: set[str] = set()
+    pairs = []
+    for line in _lines(tower, mapping):
+        sides = [side.split() for side in line.split(" = ")]
+        if back:
+            sides.reverse()
+        needed.update(sides[0])
+        pairs.append(sides)
     check_names("Siglip2's tower", needed - tower.keys(), tower.keys() - needed)
+
     result: dict[str, Any] = {}
     for old, new in pairs:
         whole = torch.cat([tower[name] for name in old])
