@@ -66,17 +66,6 @@ def test_averages_of_googles_optimizer_are_no_second_tower(model, tmp_path):
     assert same(load_model(FAMILY, tmp_path / "checkpoint.npz")[0], model)
 
 
-def test_bfloat16_as_big_vision_saves_it(model, tmp_path):
-    arrays = {}
-    for name, array in release(model).items():
-        half = torch.from_numpy(np.ascontiguousarray(array, "f4")).bfloat16()
-        arrays[name] = half.view(torch.int16).numpy().view("V2")
-    np.savez(tmp_path / "release.npz", **arrays)
-    tensors = read_checkpoint(tmp_path / "release.npz").tensors
-    own = model.state_dict()
-    assert all(torch.equal(tensors[name], own[name].bfloat16()) for name in own)
-
-
 def test_an_archive_of_something_else_is_an_error_that_says_what_it_is(tmp_path):
     np.savez(tmp_path / "stages.npz", pooled=np.ones(3), block_0=np.ones(2))
     says = (

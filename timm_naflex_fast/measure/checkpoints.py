@@ -155,7 +155,7 @@ def sizes(checkpoint: Checkpoint, heads: Any = None) -> dict[str, Any]:
     inside = len(tensors["blocks.0.mlp.fc1.weight"])
     if heads is None:
         heads = checkpoint.heads or HEADS.get(width, 0)
-    if heads not in range(1, width + 1) or width % heads:
+    if not heads or width % heads:
         raise Unusable(
             f"{width} channels cannot be divided among {heads!r} heads, and no tensor tells how many "
             "there are: give num_heads; add it to --model-kwargs, e.g. num_heads=12"

@@ -117,7 +117,7 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
     if _orientation(image) in range(2, 9):
         image = ImageOps.exif_transpose(image)
         done.append(TURNED)
-    if image.mode == "F" or image.mode.startswith("I"):
+    if image.mode.startswith(("F", "I")):
         image = _scaled(image)
         done.append(SCALED)
     return image.convert(colours), done
@@ -167,6 +167,7 @@ def _scaled(image: Any) -> Any:
     if values.min() < black or values.max() > white:
         black = values.min()
         white = max(values.max(), black + 1e-6)  # all numbers may be the same one
+    # From black to white, 0 to 255.
     shares = (values - black) / (white - black)
     return Image.fromarray(np.round(255 * shares).astype(np.uint8))
 
@@ -212,6 +213,7 @@ class NaFlexImages:
             converted, done = convert(image, colours)
             return prepare(converted), done
 
+        # A report goes through the pictures twice; each pass counts anew.
         self.converted.clear()
         for group in _grouped(read(self.sources, use, self.skipped), self.batch_size):
             names = []
@@ -319,6 +321,7 @@ def _photo(name: str, wide: int, high: int) -> Any:
     import skimage.data
     from PIL import Image, ImageOps
 
+    # The largest cut of this aspect ratio, in the picture's own resolution.
     image = Image.fromarray(getattr(skimage.data, name)())
     scale = min(image.width / wide, image.height / high)
     return ImageOps.fit(image, (int(scale * wide), int(scale * high)))

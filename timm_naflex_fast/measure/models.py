@@ -125,6 +125,7 @@ def load_model(
     import torch
     from timm.models.naflexvit import NaFlexVit
 
+    # What an error says depends on where the weights come from.
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
@@ -161,6 +162,7 @@ def _smooth(table: Any) -> None:
     """Make a learned position table, (1, H, W, C), one of sines and cosines."""
     from timm.layers import build_sincos2d_pos_embed
 
+    # A model with other tables, or none, has nothing to smooth.
     if table is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
@@ -171,6 +173,7 @@ def _add_file(options: dict[str, Any], file: str | Path) -> str:
     checkpoint = read_checkpoint(file, options.get("pos_embed_grid_size"))
     state = checkpoint.tensors
     classes = len(state.get("head.weight", ()))
+    # What a user names comes before what the weights tell.
     defaults = {"num_classes": classes}
     if checkpoint.library != "timm":
         defaults |= sizes(checkpoint, options.get("num_heads"))
@@ -186,13 +189,16 @@ def _add_file(options: dict[str, Any], file: str | Path) -> str:
 def _load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
     """Load a state dict, and refuse one that is not whole or not the model's.
 
-    timm calls this with what it has converted: with the model's own names and shapes. It has left
-    out a head of another number of classes.
+    timm calls this with what it has converted: with the model's own names and shapes, and without
+    a head of another number of classes.
     """
     from torch import nn
 
+    # timm itself is not strict about what is left where a head is new.
     keys = nn.Module.load_state_dict(model, state, strict=False)
-    missing = [name for name in keys.missing_keys if not name.startswith("head.")]
+    missing = keys.missing_keys
+    if model.num_classes != model.pretrained_cfg["num_classes"]:
+        missing = [name for name in missing if not name.startswith("head.")]
     check_names("the model", missing, keys.unexpected_keys)
     return keys
 

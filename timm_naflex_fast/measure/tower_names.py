@@ -75,6 +75,7 @@ def from_transformers(tower: Tensors, table: tuple[int, int] | None = None) -> T
             has another number of cells.
     """
     result = _renamed(tower, TRANSFORMERS)
+    # transformers has the cells in a row, and does not write how many rows and columns they are.
     cells = result[TABLE]
     side = round(len(cells) ** 0.5)
     height, width = table or (side, side)
@@ -117,37 +118,30 @@ def from_big_vision(tower: Tensors) -> tuple[Tensors, int]:
     Raises:
         Unusable: arrays are missing, or are not SigLIP-2's (counts and names them).
     """
+    import torch
+
     flat: dict[str, Any] = {}
     heads = 0
     for name, array in tower.items():
         if name.endswith("query/kernel"):
             heads = array.shape[-2]  # (..., C, heads, C / heads)
-        values = _to_torch(array)
+        values = torch.from_numpy(array)
+        # What belongs to one block, or to none, is a stack of one.
         if not name.startswith(STACKED):
             values = values[None]
         for number, one in enumerate(values):
-            block_name = name.replace("block/", f"block_{number}/").replace("/", ".")
-            module, _, kind = block_name.rpartition(".")
-            if kind == "kernel":
-                # flax has inputs first, and heads on an axis of their own.
-                if module.endswith("out"):
-                    one = one.flatten(0, 1)  # (heads, C / heads, C)
+            # flax has inputs first, and heads on an axis of their own.
+            if name.endswith("out/kernel"):
+                one = one.flatten(0, 1)  # (heads, C / heads, C)
+            if name.endswith("kernel"):
                 one = one.flatten(1).t()
-            if kind == "bias":
+            if name.endswith("bias"):
                 one = one.flatten()
-            flat[re.sub("(kernel|scale)$", "weight", block_name)] = one
+            written = re.sub("(kernel|scale)$", "weight", name)
+            flat[written.replace("block/", f"block_{number}/").replace("/", ".")] = one
     result = _renamed(flat, BIG_VISION)
     result[TABLE] = result[TABLE][None]  # (1, h, w, C)
     return result, heads
-
-
-def _to_torch(array: Any) -> Any:
-    """A NumPy array as a tensor; big_vision saves bfloat16 as two bytes that have no type."""
-    import torch
-
-    if array.dtype.kind == "V":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def channels_first(patches: Any) -> Any:
@@ -191,6 +185,7 @@ def _renamed(tower: Tensors, mapping: str, *, back: bool = False) -> dict[str, A
     """
     import torch
 
+    # All names are looked at before any tensor is: what differs is told with all its names.
     needed: set[str] = set()
     pairs = []
     for line in _lines(tower, mapping):
