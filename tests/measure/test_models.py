@@ -73,7 +73,9 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     torch.save(record, tmp_path / "last.pth.tar")
 
     loaded, words = load_model(NAME, tmp_path / "last.pth.tar", **SMALL)
-    assert words == "file last.pth.tar" and loaded.num_classes == classes
+    assert (
+        words == "file last.pth.tar: timm's names after 'module.'" and loaded.num_classes == classes
+    )
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
     assert "state_dict" not in loaded.pretrained_cfg
 

@@ -133,7 +133,6 @@ def read_tensors(file: Path) -> Tensors:
     import numpy as np
     import torch
     from safetensors.torch import load_file
-    from timm.models import clean_state_dict
 
     check_form(file)
     if _is_index(file):
@@ -146,13 +145,10 @@ def read_tensors(file: Path) -> Tensors:
     if suffix == ".npz":
         return np.load(file, allow_pickle=False)
     if suffix == ".safetensors":
-        return clean_state_dict(load_file(file))
+        return load_file(file)
     torch.serialization.add_safe_globals([argparse.Namespace])  # the options of timm's train.py
     found = torch.load(file, map_location="cpu", weights_only=True)
     for key in STATES:
         if found.get(key) is not None:
-            found = found[key]
-            break
-    state = clean_state_dict(found)
-    state.pop("n_averaged", None)  # how many models torch's AveragedModel has averaged
-    return state
+            return found[key]
+    return found
