@@ -45,30 +45,30 @@ class Checkpoint(NamedTuple):
     """Weights under timm's names, and what is known about them."""
 
     tensors: Tensors
-    library: str  # that wrote them
+    options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
     words: str  # what was recognised, in one line
-    heads: Any = 0  # how many attention heads the tower has, as its settings say; 0: not known
 
 
-def read_checkpoint(path: str | Path, table: tuple[int, int] | None = None) -> Checkpoint:
+def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoint:
     """Read weights in timm's, open_clip's, transformers' or Google's form.
 
     Args:
         path: as :func:`find_weights` takes it.
-        table: rows and columns of the position table, for transformers' tower, which does not tell
-            them where they differ.
+        given: timm's options that the user has named. Of them ``num_heads`` counts, and for
+            transformers' tower, which does not tell rows and columns, ``pos_embed_grid_size``.
 
     Raises:
         FileNotFoundError: a file, or a shard that the index names, is not there.
         Unusable: two towers; or a tower of another library lacks tensors or has others than
-            Siglip2, counted and named.
+            Siglip2, counted and named; or its number of heads is not known.
         Exception: as :func:`read_tensors`.
     """
     file = find_weights(path)
     tensors = read_tensors(file)
     library, prefix = _recognise(tensors)
+    # Of the other towers in an archive no array is read.
     tower: dict[str, Any] = {}
-    for name in tensors:  # of the other towers in an archive no array is read
+    for name in tensors:
         if name.startswith(prefix):
             tower[name.removeprefix(prefix)] = tensors[name]
     left = len(tensors) - len(tower)
@@ -76,27 +76,28 @@ def read_checkpoint(path: str | Path, table: tuple[int, int] | None = None) -> C
     named: Tensors = tower
     heads = 0
     if library == "transformers":
-        named = from_transformers(tower, table)
+        named = from_transformers(tower, given.get("pos_embed_grid_size"))
         heads = read_config(file.parent).get("num_attention_heads", 0)
     elif library == "big_vision":
         named, heads = from_big_vision(tower)
 
     words = file.name
+    # Of a folder: which checkpoint-N, or which revision in the hub's cache.
     if file != Path(path):
-        words = (
-            f"{file.parent.name}/{words}"  # the checkpoint-N, or the revision in the hub's cache
-        )
+        words = f"{file.parent.name}/{words}"
     words = f"file {printable(words)}"
+    options: dict[str, Any] = {}
     if library != "timm":
-        height, width = named[TABLE].shape[1:3]
-        words += f": {TITLES[library]}, {count_blocks(named)} blocks, table {height} x {width}"
-        if not has_pooling(named):
+        options = sizes(named, given.get("num_heads", heads))
+        height, width = options["pos_embed_grid_size"]
+        words += f": {TITLES[library]}, {options['depth']} blocks, table {height} x {width}"
+        if "global_pool" in options:
             words += ", no head that pools"
     elif prefix:
         words += f": timm's names after {prefix!r}"
     if left:
         words += f"; left alone: {left} other tensors"
-    return Checkpoint(named, library, words, heads)
+    return Checkpoint(named, options, words)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -143,18 +144,16 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     return library, prefix
 
 
-def sizes(checkpoint: Checkpoint, heads: Any = None) -> dict[str, Any]:
+def sizes(tensors: Tensors, heads: int = 0) -> dict[str, Any]:
     """timm's options for a tower of the size of these tensors; ``heads`` where they are known.
 
     Raises:
         Unusable: nothing tells how many attention heads the tower has, or they do not divide its
             channels.
     """
-    tensors = checkpoint.tensors
     width, pixels = tensors[PATCHES].shape
     inside = len(tensors["blocks.0.mlp.fc1.weight"])
-    if heads is None:
-        heads = checkpoint.heads or HEADS.get(width, 0)
+    heads = heads or HEADS.get(width, 0)
     if not heads or width % heads:
         raise Unusable(
             f"{width} channels cannot be divided among {heads!r} heads, and no tensor tells how many "

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..attributes import temporarily
 from ..names import did_you_mean
-from .checkpoints import read_checkpoint, sizes
+from .checkpoints import read_checkpoint
 from .tower_names import HOW_TO_FIT, PATCHES, channels_first, check_names
 from .weight_files import Unusable
 
@@ -170,15 +170,13 @@ def _smooth(table: Any) -> None:
 
 def _add_file(options: dict[str, Any], file: str | Path) -> str:
     """Add the weights of a local file to the options of a model, and say in words what they are."""
-    checkpoint = read_checkpoint(file, options.get("pos_embed_grid_size"))
+    checkpoint = read_checkpoint(file, options)
     state = checkpoint.tensors
     classes = len(state.get("head.weight", ()))
     # What a user names comes before what the weights tell.
-    defaults = {"num_classes": classes}
-    if checkpoint.library != "timm":
-        defaults |= sizes(checkpoint, options.get("num_heads"))
-        if options.get("patchify_channels_last") is False:
-            state = {**state, PATCHES: channels_first(state[PATCHES])}
+    defaults = {"num_classes": classes, **checkpoint.options}
+    if checkpoint.options and options.get("patchify_channels_last") is False:
+        state = {**state, PATCHES: channels_first(state[PATCHES])}
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
     overlay = options.get("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
     overlay = {**overlay, "state_dict": state, "num_classes": classes}
