@@ -175,7 +175,7 @@ def test_what_a_folder_left_out_is_among_what_was_skipped(photos):
 
 
 def photo_batch(model, folder, **options):
-    (batch, _), *_ = NaFlexImages(image_sources(folder, []), model, 16, **options)
+    (batch, _), *_ = NaFlexImages(image_sources(folder), model, 16, **options)
     return {key: batch[key] for key in ("patches", "patch_coord", "patch_valid")}
 
 

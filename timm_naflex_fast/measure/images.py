@@ -53,13 +53,15 @@ def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
     return sorted(found)
 
 
-def image_sources(folder: str | Path, skipped: list[str]) -> list[Source]:
+def image_sources(folder: str | Path, skipped: list[str] | None = None) -> list[Source]:
     """Name (path inside the folder) and opener of each image under ``folder``.
 
     What :func:`image_files` leaves out goes to ``skipped``; errors as there.
     """
     from PIL import Image
 
+    if skipped is None:
+        skipped = []
     sources: list[Source] = []
     for path in image_files(folder, skipped):
         name = printable(path.relative_to(folder))
