@@ -22,9 +22,10 @@ from tests.support.numpy_tower import (
     silu,
     weights_of_cells,
 )
-from timm_naflex_fast.recordings import mistakes as lists
+from timm_naflex_fast.recordings import mistakes
 from timm_naflex_fast.recordings.compare import compare_recordings
 from timm_naflex_fast.recordings.conventions import conventions
+from timm_naflex_fast.recordings.mistakes import mistakes_of
 
 SIZE = tiny_recordings.PATCH
 
@@ -372,13 +373,11 @@ def words_of(reference, name, stage, picture):
 
 
 ALL = [*READERS, *ORDERS, *KERNELS, *POSITIONS, *TOWERS]
-LISTS = ("PICTURES", "PATCHES", "KERNELS", "POSITIONS", "BLOCKS", "HEAD")
 
 
-def test_each_mistake_of_the_lists_has_a_port_here(model):
-    every = [*lists.PICTURES, *lists.PATCHES, *lists.KERNELS, *lists.POSITIONS]
-    every += [*lists.BLOCKS, *lists.HEAD, *lists.blocks_left_out(model)]
-    assert {mistake.name for mistake in every} == {*ALL, *NOT_SHOWN}
+def test_each_mistake_of_the_list_has_a_port_here(model):
+    every = {mistake.name for mistake in mistakes_of(model)}
+    assert every == {*ALL, *NOT_SHOWN}
 
 
 def test_each_mistake_shows_in_the_recording(reference):
@@ -408,9 +407,8 @@ def test_the_pooled_output_alone_is_enough(name, make, reference):
 
 def keep_mistakes(monkeypatch, names):
     """No others are tried."""
-    for name in LISTS:
-        mistakes = [mistake for mistake in getattr(lists, name) if mistake.name in names]
-        monkeypatch.setattr(lists, name, mistakes)
+    kept = [mistake for mistake in mistakes.MISTAKES if mistake.name in names]
+    monkeypatch.setattr(mistakes, "MISTAKES", kept)
 
 
 def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(monkeypatch, pictures):
@@ -475,8 +473,7 @@ def test_padding_is_that_of_the_most_patches(
 @pytest.fixture(scope="module")
 def padded(model, pictures):
     """A recording of pictures none of which fills all patches; of mistakes about padding."""
-    towers = [*lists.BLOCKS, *lists.HEAD]
-    about_padding = {mistake.name for mistake in towers if "padding" in mistake.words}
+    about_padding = {mistake.name for mistake in mistakes.MISTAKES if mistake.padding}
     with pytest.MonkeyPatch.context() as patch:
         keep_mistakes(patch, about_padding)
         return tiny_recordings.recording_of(model, pictures[1::2])
@@ -531,7 +528,7 @@ def test_each_convention_of_identify_is_told_at_the_position_embedding(model, re
     table = reference.table
 
     for convention in some_conventions(grid):
-        position = lists.convention_tokens(convention, table, *grid)
+        position = mistakes.convention_tokens(convention, table, *grid)
         port = {"patch_embedding": own["patch_embedding"]}
         port["position_embedding"] = np.float32(own["patch_embedding"] + position)
         comparison, reasons = compare_recordings(unknown, [{}, {}, port, {}])

@@ -68,8 +68,9 @@ def record(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
     )
     check_model(options, model)
-    from ..measure.record import all_mistakes, count_runs, make_recording
+    from ..measure.record import count_runs, make_recording
     from ..recordings.format import write_recording
+    from ..recordings.mistakes import mistakes_of
 
     source = _source(options, model)
     names = []
@@ -96,7 +97,7 @@ def record(options: argparse.Namespace) -> int:
         f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, "
         f"{len(recording.about['mistakes'])} known mistakes; weights: {weights}"
     )
-    unseen = len(all_mistakes(model)) - len(recording.about["mistakes"])
+    unseen = len(mistakes_of(model)) - len(recording.about["mistakes"])
     print(f"not seen with these weights and pictures: {unseen} of the known mistakes")
     return 0
 

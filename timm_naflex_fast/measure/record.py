@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attributes import temporarily
-from ..recordings import mistakes as lists
+from ..recordings import mistakes
 from ..recordings.format import (
     FORMAT,
     VERSION,
@@ -20,7 +21,7 @@ from ..recordings.format import (
     float32_limit,
     stage_entry,
 )
-from ..recordings.mistakes import Mistake
+from ..recordings.mistakes import Mistake, mistakes_of
 from .pipelines import Inputs, Pictures, Pipeline, stages_of
 
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
@@ -124,13 +125,7 @@ def describe_mistakes(
 
 def count_runs(model: Any) -> int:
     """How often ``make_recording`` calls ``advance``."""
-    return len(HALF_TYPES) + 1 + len(all_mistakes(model))
-
-
-def all_mistakes(model: Any) -> list[Mistake]:
-    """Every mistake that is tried."""
-    before_tower = [*lists.PICTURES, *lists.PATCHES, *lists.KERNELS, *lists.POSITIONS]
-    return before_tower + tower_mistakes(model)
+    return len(HALF_TYPES) + 1 + len(mistakes_of(model))
 
 
 def measure_limits(
@@ -203,76 +198,85 @@ def known_mistakes(
         advance: called with 1 after each.
 
     Yields:
-        The mistake; a picture that shows it, not square if there is one; and its numbers there, at the first stage that
-        shows it, the next one, and "pooled". Nothing of a mistake that does not show, nor of stages
-        from the one on where the twin differs itself: it has another activation, say.
+        The mistake; the first picture that shows it, not square if there is one; and its numbers
+        there, at the first stage that shows it, the next one, and "pooled". Nothing of a mistake
+        that does not show, nor of stages from the one on where the twin differs itself: it has
+        another activation, say.
+    """
+    inputs = inputs_of(stages, source.max_patches)
+    twins = stages_of(inputs, source.twin(source.model).tower(inputs))
+    order = _agreed(twins, stages)
+    # In a square grid rows and columns are alike, and so are some mistakes: others are better.
+    numbers = sorted(range(len(stages)), key=lambda number: _is_square(stages[number]))
+    for mistake in mistakes_of(source.model):
+        for number in numbers:
+            made = _made(mistake, source, pictures[number], stages[number])
+            kept = _kept(made, stages[number], order)
+            if kept:
+                yield mistake, (number, kept)
+                break
+        advance(1)
+
+
+def _is_square(stages: Stages) -> bool:
+    h, w = stages["grid"]
+    return bool(h == w)
+
+
+def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages:
+    """The stages of one picture with a mistake; none where this model cannot make it.
+
+    Args:
+        mistake: which one.
+        source: of the reference.
+        image: the picture, RGB.
+        right: the reference's stages.
     """
     model = source.model
-    tower = source.twin(model).tower
-    size = model.embeds.patch_size[0]
     length = source.max_patches
-    table = table_of(model)
-    inputs = inputs_of(stages, length)
-    order = _agreed(stages_of(inputs, tower(inputs)), stages)
+    if mistake.padding and len(right["pixels"]) == length:
+        return {}
+    if mistake.padding == "twice":
+        length *= 2
 
-    def run(own: Stages, _: Stages) -> Stages:
-        """All stages that follow from a picture's grid and pixels."""
-        inputs = inputs_of([own], length)
-        return stages_of(inputs, tower(inputs))[0]
+    given = right
+    making: Any = nullcontext()
+    if mistake.where in ("image", "patches", "kernel"):
+        size = model.embeds.patch_size[0]
+        picture = mistakes.Picture(image, size, source.max_patches, source.filter, right)
+        given = mistakes.read(mistake, picture)
+        if not any(_shows(stage, given[stage], right[stage]) for stage in given):
+            return {}  # pixels that are right within rounding, though their sums differ by more
+    elif mistake.where == "position":
+        position = mistake.change(table_of(model), *map(int, right["grid"]))
+        making = _embedded(model, right["patch_embedding"] + position)
+    else:
+        making = mistakes.making(mistake, model)
 
-    def run_from_tokens(own: Stages, right: Stages) -> Stages:
-        """All stages that follow from embedded tokens."""
-        valid = torch.from_numpy(own["position_embedding"])[None]  # (1, h * w, C)
-        tokens = torch.nn.functional.pad(valid, (0, 0, 0, length - valid.shape[1]))  # (1, N, C)
-        replaced = model.embeds.register_forward_hook(lambda _, __, output: (tokens, *output[1:]))
-        with replaced:
-            return run(right, right)
-
-    for mistake in lists.PICTURES:
-        made = []
-        for picture, own in zip(pictures, stages):
-            about = lists.Picture(picture, size, source.max_patches, source.filter, own)
-            made.append(mistake.make(about))
-        yield from _kept(mistake, made, stages, order, run)
-        advance(1)
-    for mistake in lists.PATCHES:
-        made = []
-        for own in stages:
-            pixels = mistake.make(own["pixels"], own["grid"], size)
-            made.append({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)})
-        yield from _kept(mistake, made, stages, order, run)
-        advance(1)
-    for mistake in lists.KERNELS:
-        made = []
-        for own in stages:
-            pixels = mistake.make(own["pixels"], own["grid"], size)
-            whole = run({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)}, own)
-            made.append({stage: whole[stage] for stage in whole if stage != "pixels"})
-        yield from _kept(mistake, made, stages, order, lambda own, _: own)
-        advance(1)
-    for mistake in lists.POSITIONS:
-        made = []
-        for own in stages:
-            tokens = own["patch_embedding"] + mistake.make(table, *map(int, own["grid"]))
-            made.append({"position_embedding": tokens.astype(np.float32)})
-        yield from _kept(mistake, made, stages, order, run_from_tokens)
-        advance(1)
-    for mistake in tower_mistakes(model):
-        try:
-            with mistake.make(model):
-                made = stages_of(inputs, tower(inputs))
-        except (ValueError, RuntimeError, AttributeError):
-            made = []  # this model cannot make it: it has no bias, or one head
-        yield from _kept(mistake, made, stages, order, lambda own, _: own)
-        advance(1)
+    inputs = inputs_of([given], length)
+    try:
+        with making:
+            outputs = source.twin(model).tower(inputs)
+    except (RuntimeError, AttributeError):
+        return {}  # it has no bias, or a number of heads that does not divide its width
+    (made,) = stages_of(inputs, outputs)
+    if mistake.where == "kernel":
+        made["pixels"] = right["pixels"]
+    return made
 
 
-def tower_mistakes(model: Any) -> list[Mistake]:
-    """The mistakes of the blocks and of the head, where the model has one."""
-    found = [*lists.BLOCKS, *lists.blocks_left_out(model)]
-    if model.attn_pool is not None:
-        found += lists.HEAD
-    return found
+@contextmanager
+def _embedded(model: Any, tokens: Array) -> Iterator[None]:
+    """Inside, these are the embedded tokens (h * w, C) of the one picture that ``model`` takes."""
+    valid = torch.from_numpy(tokens.astype(np.float32))
+
+    def replace(_: Any, __: Any, output: Any) -> Any:
+        whole, *more = output  # (1, N, C)
+        whole[0, : len(valid)] = valid
+        return whole, *more
+
+    with model.embeds.register_forward_hook(replace):
+        yield
 
 
 def table_of(model: Any) -> Array:
@@ -281,40 +285,19 @@ def table_of(model: Any) -> Array:
     return table
 
 
-def _kept(
-    mistake: Mistake,
-    made: Sequence[Stages],
-    stages: Sequence[Stages],
-    order: Sequence[str],
-    follow: Callable[[Stages, Stages], Stages],
-) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
-    """What is kept of a mistake; see ``known_mistakes``.
-
-    Args:
-        mistake: which one.
-        made: its stages, for each picture; perhaps not all of them.
-        stages: the reference's.
-        order: the stages that are looked at.
-        follow: from what was made of a picture, and the reference's stages, to all that follows.
-    """
-    # In a square grid rows and columns are alike, and so are some mistakes: others are better.
-    found = []  # (place in the order, whether the grid is square, picture)
-    for number, (own, right) in enumerate(zip(made, stages)):
-        for place, stage in enumerate(order):
-            if stage in own and _shows(stage, own[stage], right[stage]):
-                h, w = right["grid"]
-                found.append((place, bool(h == w), number))
-                break
-    if not found:
-        return
-    place, _, number = min(found)
-    whole = follow(made[number], stages[number]) | made[number]
+def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
+    """Of a mistake's stages those that are kept, see ``known_mistakes``; none if it does not show."""
     kept = {}
-    for stage in order[place : place + 2]:
-        kept[stage] = whole[stage]
-    if "pooled" in order:
-        kept["pooled"] = whole["pooled"]
-    yield mistake, (number, kept)
+    for stage in order:
+        if stage not in made:
+            break
+        if kept or _shows(stage, made[stage], right[stage]):
+            kept[stage] = made[stage]
+        if len(kept) == 2:
+            break
+    if kept and "pooled" in order:
+        kept["pooled"] = made["pooled"]
+    return kept
 
 
 def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
