@@ -291,9 +291,10 @@ TOWERS = {
     "pooling_one_head": dict(head={"heads": 1 / 4}),
     "normalized": dict(head={"normalized": True}),
 }
-# Where padding shows, what it holds does too.
+# Where padding shows, what it holds does too, and how much of it there is.
 for name in ("padding_not_masked", "mean_of_padding_too", "pooling_not_masked"):
     TOWERS[f"{name}_in_transformers"] = dict(TOWERS[name], padded_as_in="transformers")
+    TOWERS[f"{name}_twice"] = dict(TOWERS[name], length=2 * tiny_recordings.LENGTH)
 NOT_SHOWN = {
     # What the reference itself does.
     "bilinear",
@@ -407,8 +408,9 @@ def test_the_pooled_output_alone_is_enough(name, make, reference):
 
 def keep_mistakes(monkeypatch, names):
     """No others are tried."""
-    kept = [mistake for mistake in mistakes.MISTAKES if mistake.name in names]
-    monkeypatch.setattr(mistakes, "MISTAKES", kept)
+    for where, entries in mistakes.MISTAKES.items():
+        kept = [entry for entry in entries if entry[0] in names]
+        monkeypatch.setitem(mistakes.MISTAKES, where, kept)
 
 
 def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(monkeypatch, pictures):
@@ -473,10 +475,20 @@ def test_padding_is_that_of_the_most_patches(
 @pytest.fixture(scope="module")
 def padded(model, pictures):
     """A recording of pictures none of which fills all patches; of mistakes about padding."""
-    about_padding = {mistake.name for mistake in mistakes.MISTAKES if mistake.padding}
+    about_padding = {mistake.name for mistake in mistakes_of(model) if mistake.padding}
     with pytest.MonkeyPatch.context() as patch:
         keep_mistakes(patch, about_padding)
         return tiny_recordings.recording_of(model, pictures[1::2])
+
+
+def test_without_padding_no_mistake_about_it_is_recorded(monkeypatch, model):
+    keep_mistakes(monkeypatch, {"mean_of_padding_too", "mean_pooled"})
+    full = tiny_recordings.smooth_pictures([(160, 160)])
+    recording = tiny_recordings.recording_of(model, full)
+    assert len(recording.stages[0]["pixels"]) == tiny_recordings.LENGTH
+    names = {one["name"] for one in recording.about["mistakes"]}
+    assert "mean_pooled" in names
+    assert not [name for name in names if name.startswith("mean_of_padding_too")]
 
 
 def test_three_mistakes_are_named_one_after_the_other(model, reference, pictures):
@@ -525,10 +537,10 @@ def test_each_convention_of_identify_is_told_at_the_position_embedding(model, re
     unknown = replace(reference, mistakes={})  # none recorded
     own = reference.stages[2]
     grid = tuple(map(int, own["grid"]))
-    table = reference.table
+    table = np.float64(reference.table)
 
     for convention in some_conventions(grid):
-        position = mistakes.convention_tokens(convention, table, *grid)
+        position = convention.tokens(table, [(1, *grid)])
         port = {"patch_embedding": own["patch_embedding"]}
         port["position_embedding"] = np.float32(own["patch_embedding"] + position)
         comparison, reasons = compare_recordings(unknown, [{}, {}, port, {}])

@@ -67,8 +67,8 @@ def reference():
     return model, recording_of(model, smooth_pictures())
 
 
-def port_of(model, **mistake):
-    return Port(weights_of(model), model.blocks[0].attn.num_heads, LENGTH, **mistake)
+def port_of(model, length=LENGTH, **mistake):
+    return Port(weights_of(model), model.blocks[0].attn.num_heads, length, **mistake)
 
 
 def run_port(port, recording):

@@ -197,7 +197,7 @@ def _mistaken(
     source: Source, image: Any, stages: Stages, stage: str
 ) -> Iterator[tuple[str, Array]]:
     """What each known mistake makes of a picture at a stage: words and numbers."""
-    for mistake, (_, numbers) in known_mistakes(source, [image], [stages]):
+    for mistake, _, numbers in known_mistakes(source, [image], [stages]):
         if stage in numbers:
             yield mistake.words, numbers[stage]
 

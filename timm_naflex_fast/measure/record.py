@@ -2,16 +2,17 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attributes import temporarily
 from ..recordings import mistakes
+from ..recordings.compare import PIXELS_ARE_ONES, scale_of
 from ..recordings.format import (
     FORMAT,
     VERSION,
@@ -28,6 +29,7 @@ ROOM = 3.0  # times what half a precision moved: another port rounds at other pl
 PIXEL_ROOM = 2.0  # times what random grey levels moved
 GREY_LEVEL = 2 / 255
 BATCH = 8  # pictures that are run together; limits and mistakes are measured on the first ones
+Found = tuple[Mistake, int, Stages]  # the picture that shows it, what it gives there
 HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # How SigLIP-2's table is resampled, in timm's settings.
 TRAINED = dict(
@@ -105,21 +107,18 @@ def make_recording(
     return Recording(described, stages, table, arrays)
 
 
-def describe_mistakes(
-    found: Iterable[tuple[Mistake, tuple[int, Stages]]],
-) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+def describe_mistakes(found: Iterable[Found]) -> tuple[list[dict[str, Any]], Stages]:
     """The entries of recording.json for mistakes, and the arrays of mistakes.safetensors."""
-    entries: list[dict[str, Any]] = []
-    arrays: dict[str, Array] = {}
-    for mistake, (picture, numbers) in found:
+    entries = []
+    arrays = {}
+    for mistake, picture, numbers in found:
         first, *_ = numbers
-        entries.append(
-            {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
-        )
+        entry = {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
+        entries.append(entry)
         for stage, array in numbers.items():
-            # Grey levels need no more than half a precision.
-            kind = np.float16 if stage == "pixels" else array.dtype
-            arrays[f"{mistake.name}/{picture:03}.{stage}"] = np.ascontiguousarray(array, kind)
+            if stage == "pixels":
+                array = array.astype(np.float16)  # grey levels need no more
+            arrays[f"{mistake.name}/{picture:03}.{stage}"] = array
     return entries, arrays
 
 
@@ -138,49 +137,44 @@ def measure_limits(
     """
     limits = {stage: {"float32": float32_limit(stage)} for stage in stages[0]}
     inputs = inputs_of(stages, source.max_patches)
-    right = stages_of(inputs, source.twin(source.model).tower(inputs))
+    twin = source.twin(source.model)
+    right = stages_of(inputs, twin.tower(inputs))
     for precision, dtype in HALF_TYPES.items():
-        limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
-        twin = source.twin(copy.deepcopy(source.model).to(dtype))
-        moved = stages_of(inputs, twin.tower(inputs))
-        for stage, share in _shares(moved, right).items():
+        half = source.twin(copy.deepcopy(source.model).to(dtype))
+        for stage, share in _moved(half, inputs, right).items():
             limits[stage][precision] = max(ROOM * share, limits[stage]["float32"])
+        limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
         advance(1)
     # Rounding to whole grey levels moves a pixel by one level.
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
     noisy = inputs._replace(pixels=(inputs.pixels + levels * GREY_LEVEL).clamp(-1, 1))
-    moved = stages_of(noisy, source.twin(source.model).tower(noisy))
-    for stage, share in _shares(moved, right).items():
-        if stage not in ("grid", "pixels"):
-            limits[stage]["own_pixels"] = PIXEL_ROOM * share
+    for stage, share in _moved(twin, noisy, right).items():
+        limits[stage]["own_pixels"] = PIXEL_ROOM * share
     advance(1)
     return limits
 
 
-def _shares(moved: Sequence[Stages], right: Sequence[Stages]) -> dict[str, float]:
-    """The largest difference at each stage, as a share of the picture's largest number."""
-    shares: dict[str, float] = {}
-    for ours, theirs in zip(moved, right):
-        for stage, numbers in theirs.items():
-            if stage in ("grid", "pixels"):
-                continue
-            off = np.abs(ours[stage] - numbers).max() / (np.abs(numbers).max() or 1.0)
-            shares[stage] = max(shares.get(stage, 0.0), float(off))
-    return shares
+def _moved(pipeline: Pipeline, inputs: Inputs, right: Sequence[Stages]) -> dict[str, float]:
+    """The largest share by which each stage that a tower computes differs."""
+    largest: dict[str, float] = {}
+    for ours, theirs in zip(stages_of(inputs, pipeline.tower(inputs)), right):
+        for stage in theirs:
+            if stage not in PIXELS_ARE_ONES:
+                share = _share(stage, ours, theirs)
+                largest[stage] = max(largest.get(stage, 0.0), share)
+    return largest
 
 
 def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
     """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
     grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
-    width = stages[0]["pixels"].shape[1]
-    pixels = torch.zeros(len(stages), length, width)  # (B, N, p * p * 3)
-    valid = torch.zeros(len(stages), length, dtype=torch.bool)
-    for number, own in enumerate(stages):
-        count = len(own["pixels"])
-        pixels[number, :count] = torch.from_numpy(np.array(own["pixels"], np.float32))
-        valid[number, :count] = True
-    return Inputs(grid, pixels, valid)
+    padded = []
+    for own in stages:
+        pixels = torch.tensor(own["pixels"], dtype=torch.float32)
+        padded.append(nn.functional.pad(pixels, (0, 0, 0, length - len(pixels))))
+    valid = torch.arange(length) < grid.prod(1, keepdim=True)
+    return Inputs(grid, torch.stack(padded), valid)
 
 
 def known_mistakes(
@@ -188,7 +182,7 @@ def known_mistakes(
     pictures: Pictures,
     stages: Sequence[Stages],
     advance: Callable[[float], Any] = lambda parts: None,
-) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
+) -> Iterator[Found]:
     """Run one mistake after the other on a reference's pictures.
 
     Args:
@@ -213,7 +207,7 @@ def known_mistakes(
             made = _made(mistake, source, pictures[number], stages[number])
             kept = _kept(made, stages[number], order)
             if kept:
-                yield mistake, (number, kept)
+                yield mistake, number, kept
                 break
         advance(1)
 
@@ -234,29 +228,41 @@ def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages
     """
     model = source.model
     length = source.max_patches
-    if mistake.padding and len(right["pixels"]) == length:
+    count = len(right["pixels"])
+    if mistake.padding and count == length:
         return {}
     if mistake.padding == "twice":
         length *= 2
 
     given = right
-    making: Any = nullcontext()
-    if mistake.where in ("image", "patches", "kernel"):
-        size = model.embeds.patch_size[0]
-        picture = mistakes.Picture(image, size, source.max_patches, source.filter, right)
+    if mistake.where in ("size", "resize", "image", "patches", "kernel"):
+        side = model.embeds.patch_size[0]
+        picture = mistakes.Picture(image, side, source.max_patches, source.filter, right)
         given = mistakes.read(mistake, picture)
-        if not any(_shows(stage, given[stage], right[stage]) for stage in given):
+        if not any(_shows(stage, given, right) for stage in given):
             return {}  # pixels that are right within rounding, though their sums differ by more
-    elif mistake.where == "position":
-        position = mistake.change(table_of(model), *map(int, right["grid"]))
-        making = _embedded(model, right["patch_embedding"] + position)
-    else:
-        making = mistakes.making(mistake, model)
 
+    tokens = right["position_embedding"][:0]
+    attention = {}
+    if mistake.where == "position":
+        table = table_of(model).astype(np.float64)
+        added = mistake.change(table, tuple(map(int, right["grid"])))
+        tokens = right["patch_embedding"] + added.reshape(count, -1)
+    elif mistake.padding == "transformers":
+        first = right["position_embedding"][0] - right["patch_embedding"][0]
+        padding = model.embeds.proj.bias.detach().numpy() + first  # (C,)
+        tokens = np.stack([*right["position_embedding"], *[padding] * (length - count)])
+        attention["use_key_only_attn_mask"] = True
+
+    tower = source.twin(model).tower
     inputs = inputs_of([given], length)
     try:
-        with making:
-            outputs = source.twin(model).tower(inputs)
+        with (
+            mistakes.making(mistake, model),
+            _embedded(model, tokens),
+            temporarily(model, attention),
+        ):
+            outputs = tower(inputs)
     except (RuntimeError, AttributeError):
         return {}  # it has no bias, or a number of heads that does not divide its width
     (made,) = stages_of(inputs, outputs)
@@ -267,12 +273,11 @@ def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages
 
 @contextmanager
 def _embedded(model: Any, tokens: Array) -> Iterator[None]:
-    """Inside, these are the embedded tokens (h * w, C) of the one picture that ``model`` takes."""
-    valid = torch.from_numpy(tokens.astype(np.float32))
+    """Inside, these are the first embedded tokens (n, C) of the one picture that ``model`` takes."""
 
     def replace(_: Any, __: Any, output: Any) -> Any:
         whole, *more = output  # (1, N, C)
-        whole[0, : len(valid)] = valid
+        whole[0, : len(tokens)] = torch.tensor(tokens)
         return whole, *more
 
     with model.embeds.register_forward_hook(replace):
@@ -291,7 +296,7 @@ def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
     for stage in order:
         if stage not in made:
             break
-        if kept or _shows(stage, made[stage], right[stage]):
+        if kept or _shows(stage, made, right):
             kept[stage] = made[stage]
         if len(kept) == 2:
             break
@@ -304,19 +309,23 @@ def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
     """The stages before the first at which two towers differ by more than rounding."""
     agreed: list[str] = []
     for stage in theirs[0]:
-        for own, other in zip(ours, theirs):
-            if _shows(stage, own[stage], other[stage]):
-                return agreed
+        if any(_shows(stage, *pair) for pair in zip(ours, theirs)):
+            return agreed
         agreed.append(stage)
     return agreed
 
 
-def _shows(stage: str, ours: Array, theirs: Array) -> bool:
-    """Whether a mistake's numbers are beyond rounding."""
-    if ours.shape != theirs.shape:
-        return True
-    scale = 1.0 if stage in ("grid", "pixels") else float(np.abs(theirs).max())
-    return bool(np.abs(ours - theirs).max() > 2 * float32_limit(stage) * scale)
+def _shows(stage: str, made: Stages, right: Stages) -> bool:
+    """Whether a stage differs by more than rounding."""
+    return _share(stage, made, right) > 2 * float32_limit(stage)
+
+
+def _share(stage: str, made: Stages, right: Stages) -> float:
+    """The largest difference at a stage, as a share of its largest number."""
+    if made[stage].shape != right[stage].shape:
+        return float("inf")
+    largest = float(np.abs(made[stage] - right[stage]).max())
+    return largest / scale_of(stage, right)
 
 
 def as_trained(model: Any, pipeline: Pipeline) -> Pipeline:
