@@ -10,20 +10,16 @@ from ..names import STRATEGY_NAMES
 from ..recordings.compare import Comparison, Reason, Row, describe, known_mistake
 from ..recordings.format import Array, Stages, float32_limit
 from ..recordings.verdict import cells
-from .checkpoints import read_config
 from .contenders import BASELINE
 from .pipelines import (
     LIBRARY,
     Inputs,
     Pictures,
     Pipeline,
-    build_processor,
-    build_tower,
     stages_of,
     timm_pipeline,
-    transformers_pipeline,
 )
-from .record import Source, as_trained, known_mistakes
+from .record import Source, known_mistakes, transformers_source
 
 END_TO_END = " (end to end)"
 LIMITS = (
@@ -70,11 +66,8 @@ def against_transformers(
         RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
         ValueError: another design.
     """
-    from PIL.Image import Resampling
-
-    config = read_config(Path(folder)) if folder else {}
-    processor = build_processor(model, max_seq_len, folder)
-    theirs = transformers_pipeline(build_tower(model, config), processor)
+    source = transformers_source(model, max_seq_len, folder)
+    theirs = source.pipeline
     names = [*dict.fromkeys([BASELINE, *contenders])]
     pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
     comparisons: dict[str, Comparison] = {}
@@ -103,13 +96,6 @@ def against_transformers(
     reason = None
     first = timms.first()
     if first is not None and example is not None:
-        source = Source(
-            theirs,
-            lambda one: as_trained(one, timm_pipeline(one, max_seq_len)),
-            model,
-            max_seq_len,
-            Resampling(processor.resample).name.lower(),
-        )
         reason = _reason(timms, first, source, *example)
     modes = {}
     for name, comparison in comparisons.items():

@@ -4,14 +4,16 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import einx
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..attributes import temporarily
-from ..recordings import mistakes
 from ..recordings.compare import PIXELS_ARE_ONES, scale_of
 from ..recordings.format import (
     FORMAT,
@@ -22,8 +24,20 @@ from ..recordings.format import (
     float32_limit,
     stage_entry,
 )
-from ..recordings.mistakes import Mistake, mistakes_of
-from .pipelines import Inputs, Pictures, Pipeline, stages_of
+from ..recordings.mistakes import Mistake, by_pillow, making, mistakes_of
+from .checkpoints import read_config
+from .contenders import BASELINE
+from .pipelines import (
+    LIBRARY,
+    Inputs,
+    Pictures,
+    Pipeline,
+    build_processor,
+    build_tower,
+    stages_of,
+    timm_pipeline,
+    transformers_pipeline,
+)
 
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
 PIXEL_ROOM = 2.0  # times what random grey levels moved
@@ -46,6 +60,7 @@ class Source:
     """What is recorded.
 
     Attributes:
+        words: which pipeline it is.
         pipeline: the reference.
         twin: from a timm model to timm's pipeline of the same numbers, which runs the mistakes.
         model: the timm NaFlexVit that holds the weights.
@@ -53,11 +68,57 @@ class Source:
         filter: of the resize of pictures.
     """
 
+    words: str
     pipeline: Pipeline
     twin: Callable[[Any], Pipeline]
     model: Any
     max_patches: int
     filter: str
+
+
+def timm_source(
+    model: Any,
+    max_patches: int,
+    interpolation: str | None = None,
+    contender: str = BASELINE,
+    inside: Sequence[int] = (),
+) -> Source:
+    """timm's pipeline; the arguments are those of :func:`timm_pipeline`."""
+    from timm.data import resolve_data_config
+
+    def twin(one: Any) -> Pipeline:
+        return timm_pipeline(one, max_patches, interpolation, contender, inside)
+
+    config = resolve_data_config({"interpolation": interpolation}, model=model)
+    words = f"timm, {contender}"
+    return Source(words, twin(model), twin, model, max_patches, config["interpolation"])
+
+
+def transformers_source(model: Any, max_patches: int, folder: str | Path | None = None) -> Source:
+    """transformers' pipeline with the weights of timm's ``model``.
+
+    Args:
+        model: a NaFlexVit of SigLIP-2's design.
+        max_patches: most patches of a picture.
+        folder: where transformers' settings of the tower and of the processor may lie.
+
+    Raises:
+        RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
+        ValueError: another design.
+    """
+    from PIL.Image import Resampling
+
+    config = read_config(Path(folder)) if folder else {}
+    processor = build_processor(model, max_patches, folder)
+    pipeline = transformers_pipeline(build_tower(model, config), processor)
+
+    def twin(one: Any) -> Pipeline:
+        # As transformers and SigLIP-2's training do it, whatever timm's settings are.
+        return timm_pipeline(one, max_patches, settings=TRAINED)
+
+    words = f"{LIBRARY} {version(LIBRARY)}"
+    filter_name = Resampling(processor.resample).name.lower()
+    return Source(words, pipeline, twin, model, max_patches, filter_name)
 
 
 def make_recording(
@@ -217,13 +278,13 @@ def _is_square(stages: Stages) -> bool:
     return bool(h == w)
 
 
-def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages:
+def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stages:
     """The stages of one picture with a mistake; none where this model cannot make it.
 
     Args:
         mistake: which one.
         source: of the reference.
-        image: the picture, RGB.
+        picture: in RGB.
         right: the reference's stages.
     """
     model = source.model
@@ -236,9 +297,7 @@ def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages
 
     given = right
     if mistake.where in ("size", "resize", "image", "patches", "kernel"):
-        side = model.embeds.patch_size[0]
-        picture = mistakes.Picture(image, side, source.max_patches, source.filter, right)
-        given = mistakes.read(mistake, picture)
+        given = _read(mistake, source, picture, right)
         if not any(_shows(stage, given, right) for stage in given):
             return {}  # pixels that are right within rounding, though their sums differ by more
 
@@ -258,7 +317,7 @@ def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages
     inputs = inputs_of([given], length)
     try:
         with (
-            mistakes.making(mistake, model),
+            making(mistake, model),
             _embedded(model, tokens),
             temporarily(model, attention),
         ):
@@ -269,6 +328,26 @@ def _made(mistake: Mistake, source: Source, image: Any, right: Stages) -> Stages
     if mistake.where == "kernel":
         made["pixels"] = right["pixels"]
     return made
+
+
+def _read(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stages:
+    """The grid and the pixels of a picture that is read with a mistake."""
+    side = source.model.embeds.patch_size[0]
+    sides = {"y": side, "x": side}
+    h, w = right["grid"]
+    image = einx.id("(h w) (y x c) -> (h y) (w x) c", right["pixels"], h=h, w=w, **sides)
+    if mistake.where == "size":
+        h, w = mistake.change(source.max_patches)
+        image = by_pillow(source.filter)(picture, (h * side, w * side)) / 255 * 2 - 1
+    elif mistake.where == "resize":
+        image = mistake.change(picture, image.shape[:2]) / 255 * 2 - 1
+    elif mistake.where == "image":
+        image = mistake.change(image)
+    patches = einx.id("(h y) (w x) c -> h w y x c", image, **sides)
+    if mistake.where in ("patches", "kernel"):
+        patches = mistake.change(patches)
+    h, w, *_ = patches.shape
+    return {"grid": np.array([h, w]), "pixels": np.float32(patches.reshape(h * w, -1))}
 
 
 @contextmanager
@@ -292,7 +371,7 @@ def table_of(model: Any) -> Array:
 
 def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
     """Of a mistake's stages those that are kept, see ``known_mistakes``; none if it does not show."""
-    kept = {}
+    kept: Stages = {}
     for stage in order:
         if stage not in made:
             break
@@ -326,13 +405,3 @@ def _share(stage: str, made: Stages, right: Stages) -> float:
         return float("inf")
     largest = float(np.abs(made[stage] - right[stage]).max())
     return largest / scale_of(stage, right)
-
-
-def as_trained(model: Any, pipeline: Pipeline) -> Pipeline:
-    """timm's pipeline, with the table resampled as SigLIP-2 was trained, whatever timm's settings."""
-
-    def tower(inputs: Inputs) -> Mapping[str, Tensor]:
-        with temporarily(model.embeds, TRAINED):
-            return pipeline.tower(inputs)
-
-    return pipeline._replace(tower=tower)

@@ -5,6 +5,7 @@ port in any language that makes the same mistake has the same numbers. To add a 
 entry to ``MISTAKES``. How a table is resampled is a list of its own, ``conventions.py``.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 
 from ..attributes import temporarily
 from .conventions import Convention
-from .format import Array, Stages
+from .format import Array
 
 TRAINED = Convention("bilinear", None)  # how SigLIP-2's table was resampled
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -59,64 +60,26 @@ class Mistake(NamedTuple):
     padding: str = ""
 
 
-class Picture(NamedTuple):
-    """What mistakes before the patch embedding start from."""
-
-    image: Any  # PIL, RGB
-    patch_size: int
-    max_patches: int
-    filter: str  # of the reference
-    stages: Stages  # the reference's
-
-
-def read(mistake: Mistake, picture: Picture) -> Stages:
-    """The grid and the pixels of a picture that is read with a mistake."""
-    h, w = map(int, picture.stages["grid"])
-    side = picture.patch_size
-    patches = picture.stages["pixels"].reshape(h, w, side, side, 3)
-    image = patches.swapaxes(1, 2).reshape(h * side, w * side, 3)
-    if mistake.where == "size":
-        h, w = mistake.change(picture.max_patches)
-        resized = _by_pillow(picture.filter)(picture.image, (h * side, w * side))
-        image = resized / 255 * 2 - 1
-    elif mistake.where == "resize":
-        image = mistake.change(picture.image, image.shape[:2]) / 255 * 2 - 1
-    elif mistake.where == "image":
-        image = mistake.change(image)
-
-    h, w = image.shape[0] // side, image.shape[1] // side
-    patches = image.reshape(h, side, w, side, 3).swapaxes(1, 2)
-    if mistake.where in ("patches", "kernel"):
-        patches = mistake.change(patches)
-    grid = np.array(patches.shape[:2], np.int32)
-    return {"grid": grid, "pixels": np.float32(patches.reshape(h * w, -1))}
-
-
 @contextmanager
 def making(mistake: Mistake, model: Any) -> Iterator[None]:
     """Inside, the modules of a timm NaFlexVit that a mistake names make it."""
     with ExitStack() as changes:
         for name, module in model.named_modules():
             if re.fullmatch(mistake.where, name):
-                forward = _mistaken(mistake.change, module)
-                changes.enter_context(temporarily(module, {"forward": forward}))
+                mistaken = partial(_mistaken, mistake.change, module, module.forward)
+                changes.enter_context(temporarily(module, {"forward": mistaken}))
         yield
 
 
-def _mistaken(change: Change, module: Any) -> Change:
+def _mistaken(change: Change, module: Any, forward: Change, x: Any, **given: Any) -> Any:
     """What a module computes with a mistake."""
-    forward = module.forward
-
-    def mistaken(x: Any, **given: Any) -> Any:
-        return change(module, partial(forward, **given), x, given.get("attn_mask"))
-
-    return mistaken
+    return change(module, partial(forward, **given), x, given.get("attn_mask"))
 
 
 # Before the blocks ----------------------------------------------------------------------------
 
 
-def _by_pillow(filter_name: str) -> Change:
+def by_pillow(filter_name: str) -> Change:
     """A filter of Pillow's resize."""
 
     def change(image: Any, size: Size) -> Array:
@@ -142,7 +105,7 @@ def _by_torch(**options: Any) -> Change:
 
 def _channels_by_lanczos(table: Array, size: Size) -> Array:
     """Each channel resized by Pillow, as jax.image's lanczos3 resizes."""
-    by_lanczos = _by_pillow("lanczos")
+    by_lanczos = by_pillow("lanczos")
     channels = np.moveaxis(table.astype(np.float32), 2, 0)
     return np.stack([by_lanczos(Image.fromarray(one), size) for one in channels], 2)
 
@@ -164,12 +127,6 @@ def _follows(**settings: Any) -> Change:
 
 
 _right = _follows()
-
-
-def _first_rows(table: Array, size: Size) -> Array:
-    h, w = size
-    rows = table.reshape(-1, table.shape[2])
-    return np.resize(rows[: h * w], (h * w, table.shape[2]))
 
 
 def _corner(table: Array, size: Size) -> Array:
@@ -212,11 +169,11 @@ def _having(**attributes: Any) -> Change:
     return change
 
 
-def _heads(count: Callable[[int], int]) -> Change:
-    """Attention with another number of heads."""
+def _heads(times: float) -> Change:
+    """Attention with another number of heads, one at least."""
 
     def change(attention: Any, run: Any, x: Any, mask: Any) -> Any:
-        heads = count(attention.num_heads)
+        heads = max(1, int(attention.num_heads * times))
         size = attention.num_heads * attention.head_dim // heads
         other = _having(num_heads=heads, head_dim=size, scale=size**-0.5)
         return other(attention, run, x, mask)
@@ -321,14 +278,14 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         ("squeezed", "the picture is squeezed to a square", lambda most: [int(most**0.5)] * 2),
     ],
     "resize": [
-        ("nearest", "pictures resized by nearest", _by_pillow("nearest")),
-        ("bilinear", "pictures resized by bilinear", _by_pillow("bilinear")),
+        ("nearest", "pictures resized by nearest", by_pillow("nearest")),
+        ("bilinear", "pictures resized by bilinear", by_pillow("bilinear")),
         (
             "bilinear_not_antialiased",
             "pictures resized by bilinear without antialiasing",
             _by_torch(mode="bilinear"),
         ),
-        ("bicubic", "pictures resized by bicubic", _by_pillow("bicubic")),
+        ("bicubic", "pictures resized by bicubic", by_pillow("bicubic")),
         (
             "bicubic_not_antialiased",
             "pictures resized by bicubic without antialiasing",
@@ -344,9 +301,9 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
             "pictures resized by nearest, cell floor(i * scale)",
             _by_torch(mode="nearest"),
         ),
-        ("lanczos", "pictures resized by lanczos", _by_pillow("lanczos")),
-        ("box", "pictures resized by box (area)", _by_pillow("box")),
-        ("hamming", "pictures resized by hamming", _by_pillow("hamming")),
+        ("lanczos", "pictures resized by lanczos", by_pillow("lanczos")),
+        ("box", "pictures resized by box (area)", by_pillow("box")),
+        ("hamming", "pictures resized by hamming", by_pillow("hamming")),
     ],
     "image": [
         ("bgr", "colours in the order blue, green, red", lambda image: image[..., ::-1]),
@@ -459,7 +416,7 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         (
             "table_first_rows",
             "the table is not resized: its first h * w rows are added",
-            _first_rows,
+            lambda table, size: np.resize(table, (math.prod(size), table.shape[2])),
         ),
         ("table_corner", "the table is not resized: its top left corner is added", _corner),
         ("table_transposed", "the table is read transposed", _follows(transposed="table")),
@@ -517,11 +474,11 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
     ],
     r"blocks\.\d+\.attn": [
         ("padding_not_masked", "padding is not masked in the blocks", _not_masked, "timm"),
-        ("heads_halved", "half the number of heads", _heads(lambda heads: heads // 2)),
-        ("heads_doubled", "twice the number of heads", _heads(lambda heads: heads * 2)),
+        ("heads_halved", "half the number of heads", _heads(0.5)),
+        ("heads_doubled", "twice the number of heads", _heads(2)),
         ("interleaved", "query, key, value are read as interleaved by head", _interleaved),
         ("no_attention", "attention is left out", _zero),
-        ("one_head", "one attention head", _heads(lambda heads: 1)),
+        ("one_head", "one attention head", _heads(0)),
         ("causal", "causal attention", _causal),
     ],
     r".*\.mlp\.act": [
@@ -619,12 +576,12 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         (
             "pooling_heads_halved",
             "half the number of heads in the pooling",
-            _heads(lambda heads: heads // 2),
+            _heads(0.5),
         ),
         (
             "pooling_heads_doubled",
             "twice the number of heads in the pooling",
-            _heads(lambda heads: heads * 2),
+            _heads(2),
         ),
         (
             "mean_pooled",
@@ -640,7 +597,7 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         ("first_token", "the first token, without attention", _instead(lambda x: x[:, 0])),
         ("pooling_not_masked", "padding is not masked in the pooling", _not_masked, "timm"),
         ("no_pooling_residual", "the head's MLP is not added to its input", _no_pooling_residual),
-        ("pooling_one_head", "the head attends with one head", _heads(lambda heads: 1)),
+        ("pooling_one_head", "the head attends with one head", _heads(0)),
         (
             "normalized",
             "the output is divided by its length",
