@@ -8,7 +8,7 @@ import torch
 from tests.support import tiny_recordings, tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast import enable
-from timm_naflex_fast.measure import against, record
+from timm_naflex_fast.measure import against
 from timm_naflex_fast.measure.pipelines import build_processor, build_tower, transformers_pipeline
 from timm_naflex_fast.measure.tower_names import from_transformers
 
@@ -196,8 +196,8 @@ FAULTS = {
 def test_a_fault_planted_in_transformers_is_named_at_its_stage(fault, model, compared, monkeypatch):
     tower, processor = build_tower(model, {}), build_processor(model, LENGTH)
     fault(getattr(tower, "vision_model", tower), processor)
-    monkeypatch.setattr(record, "build_tower", lambda *given: tower)
-    monkeypatch.setattr(record, "build_processor", lambda *given: processor)
+    monkeypatch.setattr(against, "build_tower", lambda *given: tower)
+    monkeypatch.setattr(against, "build_processor", lambda *given: processor)
     found = compared(model)
     stage, reason = FAULTS[fault]
     assert found["first"] == stage
@@ -209,7 +209,7 @@ def test_a_fault_planted_in_transformers_is_named_at_its_stage(fault, model, com
 
 def test_a_setting_of_timms_tower_that_differs_is_named(model, compared, monkeypatch):
     tower = build_tower(model, {})
-    monkeypatch.setattr(record, "build_tower", lambda *given: tower)
+    monkeypatch.setattr(against, "build_tower", lambda *given: tower)
     for mlp in [*(block.mlp for block in model.blocks), model.attn_pool.mlp]:
         mlp.act.forward = lambda x: x * torch.sigmoid(1.702 * x)
     found = compared(model)

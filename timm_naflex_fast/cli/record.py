@@ -97,12 +97,11 @@ def record(options: argparse.Namespace) -> int:
     with progress("recording", count_runs(model)) as bar:
         recording = make_recording(source, pictures, names, about, bar.update)
     write_recording(recording, pictures, out)
+    shown = len(recording.about["mistakes"])
     print(
-        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, "
-        f"{len(recording.about['mistakes'])} known mistakes; weights: {weights}"
+        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
+        f"mistakes ({len(mistakes_of(model)) - shown} more do not show); weights: {weights}"
     )
-    unseen = len(mistakes_of(model)) - len(recording.about["mistakes"])
-    print(f"not seen with these weights and pictures: {unseen} of the known mistakes")
     return 0
 
 
@@ -157,6 +156,8 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
 
 def _source(options: argparse.Namespace, model: Any) -> Any:
     """The pipeline that the options name."""
+    from ..measure.checkpoints import read_config
+    from ..measure.pipelines import build_processor, build_tower, transformers_pipeline
     from ..measure.record import timm_source, transformers_source
 
     length = options.max_seq_len
@@ -165,6 +166,10 @@ def _source(options: argparse.Namespace, model: Any) -> Any:
         return timm_source(model, length, *choices)
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
+    config = {}
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
-    return transformers_source(model, length, folder)
+        config = dict(read_config(folder))
+    processor = build_processor(model, length, folder)
+    pipeline = transformers_pipeline(build_tower(model, config), processor)
+    return transformers_source(pipeline, processor, model, length)

@@ -10,14 +10,18 @@ from ..names import STRATEGY_NAMES
 from ..recordings.compare import Comparison, Reason, Row, describe, known_mistake
 from ..recordings.format import Array, Stages, float32_limit
 from ..recordings.verdict import cells
+from .checkpoints import read_config
 from .contenders import BASELINE
 from .pipelines import (
     LIBRARY,
     Inputs,
     Pictures,
     Pipeline,
+    build_processor,
+    build_tower,
     stages_of,
     timm_pipeline,
+    transformers_pipeline,
 )
 from .record import Source, known_mistakes, transformers_source
 
@@ -66,8 +70,10 @@ def against_transformers(
         RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
         ValueError: another design.
     """
-    source = transformers_source(model, max_seq_len, folder)
-    theirs = source.pipeline
+    config = read_config(Path(folder)) if folder else {}
+    processor = build_processor(model, max_seq_len, folder)
+    theirs = transformers_pipeline(build_tower(model, config), processor)
+    source = transformers_source(theirs, processor, model, max_seq_len)
     names = [*dict.fromkeys([BASELINE, *contenders])]
     pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
     comparisons: dict[str, Comparison] = {}

@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import einx
 import numpy as np
 import torch
-from torch import nn
 
 from ..attributes import temporarily
 from ..recordings.compare import PIXELS_ARE_ONES, scale_of
@@ -25,18 +23,14 @@ from ..recordings.format import (
     stage_entry,
 )
 from ..recordings.mistakes import Mistake, by_pillow, making, mistakes_of
-from .checkpoints import read_config
 from .contenders import BASELINE
 from .pipelines import (
     LIBRARY,
     Inputs,
     Pictures,
     Pipeline,
-    build_processor,
-    build_tower,
     stages_of,
     timm_pipeline,
-    transformers_pipeline,
 )
 
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
@@ -94,26 +88,12 @@ def timm_source(
     return Source(words, twin(model), twin, model, max_patches, config["interpolation"])
 
 
-def transformers_source(model: Any, max_patches: int, folder: str | Path | None = None) -> Source:
-    """transformers' pipeline with the weights of timm's ``model``.
-
-    Args:
-        model: a NaFlexVit of SigLIP-2's design.
-        max_patches: most patches of a picture.
-        folder: where transformers' settings of the tower and of the processor may lie.
-
-    Raises:
-        RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
-        ValueError: another design.
-    """
+def transformers_source(pipeline: Pipeline, processor: Any, model: Any, max_patches: int) -> Source:
+    """transformers' pipeline, with its image processor and the weights of timm's ``model``."""
     from PIL.Image import Resampling
 
-    config = read_config(Path(folder)) if folder else {}
-    processor = build_processor(model, max_patches, folder)
-    pipeline = transformers_pipeline(build_tower(model, config), processor)
-
     def twin(one: Any) -> Pipeline:
-        # As transformers and SigLIP-2's training do it, whatever timm's settings are.
+        # As transformers and SigLIP-2's training resize, whatever timm's settings are.
         return timm_pipeline(one, max_patches, settings=TRAINED)
 
     words = f"{LIBRARY} {version(LIBRARY)}"
@@ -230,12 +210,10 @@ def _moved(pipeline: Pipeline, inputs: Inputs, right: Sequence[Stages]) -> dict[
 def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
     """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
     grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
-    padded = []
-    for own in stages:
-        pixels = torch.tensor(own["pixels"], dtype=torch.float32)
-        padded.append(nn.functional.pad(pixels, (0, 0, 0, length - len(pixels))))
-    valid = torch.arange(length) < grid.prod(1, keepdim=True)
-    return Inputs(grid, torch.stack(padded), valid)
+    valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
+    pixels = torch.zeros(*valid.shape, stages[0]["pixels"].shape[1])  # (B, N, p * p * 3)
+    pixels[valid] = torch.tensor(np.concatenate([own["pixels"] for own in stages]))
+    return Inputs(grid, pixels, valid)
 
 
 def known_mistakes(
@@ -258,28 +236,21 @@ def known_mistakes(
         that does not show, nor of stages from the one on where the twin differs itself: it has
         another activation, say.
     """
-    inputs = inputs_of(stages, source.max_patches)
-    twins = stages_of(inputs, source.twin(source.model).tower(inputs))
-    order = _agreed(twins, stages)
+    order = _agreed(source, stages)
     # In a square grid rows and columns are alike, and so are some mistakes: others are better.
-    numbers = sorted(range(len(stages)), key=lambda number: _is_square(stages[number]))
+    squares = [np.ptp(own["grid"]) == 0 for own in stages]
     for mistake in mistakes_of(source.model):
-        for number in numbers:
+        for number in np.argsort(squares, kind="stable"):
             made = _made(mistake, source, pictures[number], stages[number])
             kept = _kept(made, stages[number], order)
             if kept:
-                yield mistake, number, kept
+                yield mistake, int(number), kept
                 break
         advance(1)
 
 
-def _is_square(stages: Stages) -> bool:
-    h, w = stages["grid"]
-    return bool(h == w)
-
-
 def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stages:
-    """The stages of one picture with a mistake; none where this model cannot make it.
+    """The stages of one picture with a mistake; the right ones where it cannot be made.
 
     Args:
         mistake: which one.
@@ -291,7 +262,7 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
     length = source.max_patches
     count = len(right["pixels"])
     if mistake.padding and count == length:
-        return {}
+        return right
     if mistake.padding == "twice":
         length *= 2
 
@@ -299,7 +270,7 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
     if mistake.where in ("size", "resize", "image", "patches", "kernel"):
         given = _read(mistake, source, picture, right)
         if not any(_shows(stage, given, right) for stage in given):
-            return {}  # pixels that are right within rounding, though their sums differ by more
+            return right  # pixels that are right within rounding, though their sums differ by more
 
     tokens = right["position_embedding"][:0]
     attention = {}
@@ -323,7 +294,7 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
         ):
             outputs = tower(inputs)
     except (RuntimeError, AttributeError):
-        return {}  # it has no bias, or a number of heads that does not divide its width
+        return right  # it has no bias, or a number of heads that does not divide its width
     (made,) = stages_of(inputs, outputs)
     if mistake.where == "kernel":
         made["pixels"] = right["pixels"]
@@ -371,25 +342,25 @@ def table_of(model: Any) -> Array:
 
 def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
     """Of a mistake's stages those that are kept, see ``known_mistakes``; none if it does not show."""
-    kept: Stages = {}
-    for stage in order:
-        if stage not in made:
-            break
-        if kept or _shows(stage, made, right):
-            kept[stage] = made[stage]
-        if len(kept) == 2:
-            break
-    if kept and "pooled" in order:
+    order = [stage for stage in order if stage in made]  # not those inside a block that is left out
+    shown = [_shows(stage, made, right) for stage in order]
+    if not any(shown):
+        return {}
+    first = shown.index(True)
+    kept = {stage: made[stage] for stage in order[first : first + 2]}
+    if "pooled" in order:
         kept["pooled"] = made["pooled"]
     return kept
 
 
-def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
-    """The stages before the first at which two towers differ by more than rounding."""
+def _agreed(source: Source, stages: Sequence[Stages]) -> list[str]:
+    """The stages before the first at which the twin differs by more than rounding."""
+    inputs = inputs_of(stages, source.max_patches)
+    twins = stages_of(inputs, source.twin(source.model).tower(inputs))
     agreed: list[str] = []
-    for stage in theirs[0]:
-        if any(_shows(stage, *pair) for pair in zip(ours, theirs)):
-            return agreed
+    for stage in stages[0]:
+        if any(_shows(stage, *pair) for pair in zip(twins, stages)):
+            break
         agreed.append(stage)
     return agreed
 

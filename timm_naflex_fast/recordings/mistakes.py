@@ -231,11 +231,6 @@ def _not_masked(module: Any, run: Any, x: Any, mask: Any) -> Any:
     return run(x, attn_mask=None)
 
 
-def _causal(attention: Any, run: Any, x: Any, mask: Any) -> Any:
-    length = x.shape[1]
-    return run(x, attn_mask=torch.ones(length, length, dtype=torch.bool).tril())
-
-
 def _post_norm(block: Any, run: Any, x: Any, mask: Any) -> Any:
     x = block.norm1(x + block.attn(x, attn_mask=mask))
     return block.norm2(x + block.mlp(x))
@@ -479,7 +474,13 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         ("interleaved", "query, key, value are read as interleaved by head", _interleaved),
         ("no_attention", "attention is left out", _zero),
         ("one_head", "one attention head", _heads(0)),
-        ("causal", "causal attention", _causal),
+        (
+            "causal",
+            "causal attention",
+            lambda attention, run, x, mask: run(
+                x, attn_mask=torch.ones(x.shape[1], x.shape[1]).tril().bool()
+            ),
+        ),
     ],
     r".*\.mlp\.act": [
         ("exact_gelu", "the exact GELU, not its approximation by tanh", _instead(F.gelu)),
