@@ -413,6 +413,16 @@ def keep_mistakes(monkeypatch, names):
         monkeypatch.setitem(mistakes.MISTAKES, where, kept)
 
 
+def test_one_entry_adds_a_mistake(monkeypatch, pictures):
+    keep_mistakes(monkeypatch, set())
+    entry = ("doubled", "the last LayerNorm is doubled", lambda norm, run, x, mask: 2 * run(x))
+    monkeypatch.setitem(mistakes.MISTAKES, "norm", [entry])
+    recording = tiny_recordings.recording_of(tiny_recordings.tiny_model(depth=1), pictures[:1])
+    (own,) = recording.stages
+    _, (reason,) = compare_recordings(recording, [own | {"norm": 2 * own["norm"]}])
+    assert (reason.stage, reason.words) == ("norm", "the last LayerNorm is doubled")
+
+
 def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(monkeypatch, pictures):
     keep_mistakes(monkeypatch, {"eps_1e-5", "pooling_eps_1e-5"})
     model = tiny_recordings.tiny_model(depth=1)

@@ -36,6 +36,7 @@ from .pipelines import (
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
 PIXEL_ROOM = 2.0  # times what random grey levels moved
 GREY_LEVEL = 2 / 255
+TWO_SIDES = 2.0  # times what float32 rounds: the twin rounds, and so does the reference
 BATCH = 8  # pictures that are run together; limits and mistakes are measured on the first ones
 Found = tuple[Mistake, int, Stages]  # the picture that shows it, what it gives there
 HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -261,17 +262,20 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
     model = source.model
     length = source.max_patches
     count = len(right["pixels"])
+    # Without padding there is nothing that is done wrong with it.
     if mistake.padding and count == length:
         return right
     if mistake.padding == "twice":
         length *= 2
 
+    # What the tower takes.
     given = right
     if mistake.where in ("size", "resize", "image", "patches", "kernel"):
         given = _read(mistake, source, picture, right)
         if not any(_shows(stage, given, right) for stage in given):
             return right  # pixels that are right within rounding, though their sums differ by more
 
+    # What its blocks take in place of its own embedded tokens: none, those of the picture, or all.
     tokens = right["position_embedding"][:0]
     attention = {}
     if mistake.where == "position":
@@ -280,7 +284,8 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
         tokens = right["patch_embedding"] + added.reshape(count, -1)
     elif mistake.padding == "transformers":
         first = right["position_embedding"][0] - right["patch_embedding"][0]
-        padding = model.embeds.proj.bias.detach().numpy() + first  # (C,)
+        empty = torch.zeros(right["pixels"].shape[1])
+        padding = model.embeds.proj(empty).detach().numpy() + first  # (C,)
         tokens = np.stack([*right["position_embedding"], *[padding] * (length - count)])
         attention["use_key_only_attn_mask"] = True
 
@@ -293,7 +298,7 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
             temporarily(model, attention),
         ):
             outputs = tower(inputs)
-    except (RuntimeError, AttributeError):
+    except (RuntimeError, AttributeError, TypeError):
         return right  # it has no bias, or a number of heads that does not divide its width
     (made,) = stages_of(inputs, outputs)
     if mistake.where == "kernel":
@@ -336,7 +341,7 @@ def _embedded(model: Any, tokens: Array) -> Iterator[None]:
 
 def table_of(model: Any) -> Array:
     """The position table of a NaFlexVit (H0, W0, C), float32."""
-    table: Array = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
+    table: Array = model.embeds.pos_embed[0].detach().numpy()
     return table
 
 
@@ -356,10 +361,10 @@ def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
 def _agreed(source: Source, stages: Sequence[Stages]) -> list[str]:
     """The stages before the first at which the twin differs by more than rounding."""
     inputs = inputs_of(stages, source.max_patches)
-    twins = stages_of(inputs, source.twin(source.model).tower(inputs))
+    moved = _moved(source.twin(source.model), inputs, stages)
     agreed: list[str] = []
     for stage in stages[0]:
-        if any(_shows(stage, *pair) for pair in zip(twins, stages)):
+        if moved.get(stage, 0.0) > TWO_SIDES * float32_limit(stage):
             break
         agreed.append(stage)
     return agreed
@@ -367,7 +372,7 @@ def _agreed(source: Source, stages: Sequence[Stages]) -> list[str]:
 
 def _shows(stage: str, made: Stages, right: Stages) -> bool:
     """Whether a stage differs by more than rounding."""
-    return _share(stage, made, right) > 2 * float32_limit(stage)
+    return _share(stage, made, right) > TWO_SIDES * float32_limit(stage)
 
 
 def _share(stage: str, made: Stages, right: Stages) -> float:

@@ -646,25 +646,20 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
 
 
 def mistakes_of(model: Any) -> list[Mistake]:
-    """Every mistake that is tried on a model: those of the list, and each block left out."""
+    """Every mistake that is tried on a model: those of the list, and each block left out.
+
+    One about padding is tried with each way to pad.
+    """
     found = []
     for where, entries in MISTAKES.items():
-        for entry in entries:
-            mistake = Mistake(where, *entry)
-            found.append(mistake)
-            if mistake.padding:
-                found += _padded_otherwise(mistake)
+        found += [Mistake(where, *entry) for entry in entries]
+    for mistake in list(found):
+        if mistake.padding:
+            name = mistake.name
+            words = f"{mistake.words}; tokens are padded to twice the most patches"
+            found.append(mistake._replace(name=f"{name}_in_transformers", padding="transformers"))
+            found.append(mistake._replace(name=f"{name}_twice", words=words, padding="twice"))
     for number in range(len(model.blocks)):
         name, words = f"block_{number}_left_out", f"block {number} is left out"
         found.append(Mistake(rf"blocks\.{number}", name, words, _left_out))
     return found
-
-
-def _padded_otherwise(mistake: Mistake) -> list[Mistake]:
-    """The same mistake where tokens are padded as in transformers, and where they are longer."""
-    name, words = mistake.name, mistake.words
-    longer = f"{words}; tokens are padded to twice the most patches"
-    return [
-        mistake._replace(name=f"{name}_in_transformers", padding="transformers"),
-        mistake._replace(name=f"{name}_twice", words=longer, padding="twice"),
-    ]
