@@ -72,7 +72,7 @@ def record(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
     )
     check_model(options, model)
-    from ..measure.record import count_runs, make_recording
+    from ..measure.record import make_recording
     from ..recordings.format import write_recording
     from ..recordings.mistakes import mistakes_of
 
@@ -94,13 +94,14 @@ def record(options: argparse.Namespace) -> int:
         },
         "weights": {"words": weights, "sha256": fingerprint(model)},
     }
-    with progress("recording", count_runs(model)) as bar:
+    tried = len(mistakes_of(model))
+    with progress("recording", tried) as bar:
         recording = make_recording(source, pictures, names, about, bar.update)
     write_recording(recording, pictures, out)
     shown = len(recording.about["mistakes"])
     print(
         f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
-        f"mistakes ({len(mistakes_of(model)) - shown} more do not show); weights: {weights}"
+        f"mistakes ({tried - shown} more do not show); weights: {weights}"
     )
     return 0
 

@@ -116,13 +116,13 @@ def make_recording(
         pictures: PIL images in RGB, upright.
         names: of the pictures.
         about: "written_by" and "weights" of recording.json.
-        advance: called with 1 after each mistake and each precision; see ``count_runs``.
+        advance: called with 1 after each mistake.
     """
     stages: list[Stages] = []
     for start in range(0, len(pictures), BATCH):
         inputs = source.pipeline.read(pictures[start : start + BATCH])
         stages += stages_of(inputs, source.pipeline.tower(inputs))
-    limits = measure_limits(source, stages[:BATCH], advance)
+    limits = measure_limits(source, stages[:BATCH])
     entries, arrays = describe_mistakes(
         known_mistakes(source, pictures[:BATCH], stages[:BATCH], advance)
     )
@@ -164,14 +164,7 @@ def describe_mistakes(found: Iterable[Found]) -> tuple[list[dict[str, Any]], Sta
     return entries, arrays
 
 
-def count_runs(model: Any) -> int:
-    """How often ``make_recording`` calls ``advance``."""
-    return len(HALF_TYPES) + 1 + len(mistakes_of(model))
-
-
-def measure_limits(
-    source: Source, stages: Sequence[Stages], advance: Callable[[float], Any]
-) -> dict[str, dict[str, float]]:
+def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[str, float]]:
     """The largest difference at each stage that counts as rounding, by precision.
 
     Those of half a precision, and of pixels that another resizer rounded, are measured: the twin
@@ -186,14 +179,12 @@ def measure_limits(
         for stage, share in _moved(half, inputs, right).items():
             limits[stage][precision] = max(ROOM * share, limits[stage]["float32"])
         limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
-        advance(1)
     # Rounding to whole grey levels moves a pixel by one level.
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
     noisy = inputs._replace(pixels=(inputs.pixels + levels * GREY_LEVEL).clamp(-1, 1))
     for stage, share in _moved(twin, noisy, right).items():
         limits[stage]["own_pixels"] = PIXEL_ROOM * share
-    advance(1)
     return limits
 
 

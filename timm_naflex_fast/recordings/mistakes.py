@@ -40,11 +40,11 @@ class Mistake(NamedTuple):
         change: what is done there. It depends on the step what it takes and gives:
 
             - "size": from the most patches to rows and columns of patches.
-            - "resize": from the picture, height and width to an image (H, W, 3), from 0 to 255.
+            - "resize": from the picture and (H, W) to an image (H, W, 3), from 0 to 255.
             - "image": from one image (H, W, 3) to another, both from -1 to 1.
             - "patches": from patches (h, w, y, x, 3) to others. "kernel": the same, but the pixels
               that a port writes stay right.
-            - "position": from the table (H0, W0, C), h and w to what is added to h * w patches.
+            - "position": from the table (H0, W0, C) and (h, w) to what is added to h * w patches.
             - Anything else is a regular expression for names of timm's modules, which give
               ``change(module, run, x, mask)``. ``run`` is what the module computed before, to
               which other arguments can be given; ``mask`` is that of attention.
@@ -80,14 +80,9 @@ def _mistaken(change: Change, module: Any, forward: Change, x: Any, **given: Any
 
 
 def by_pillow(filter_name: str) -> Change:
-    """A filter of Pillow's resize."""
-
-    def change(image: Any, size: Size) -> Array:
-        height, width = size
-        resized = image.resize((width, height), Image.Resampling[filter_name.upper()])
-        return np.asarray(resized, np.float32)
-
-    return change
+    """A filter of Pillow's resize, which takes the width first."""
+    resample = Image.Resampling[filter_name.upper()]
+    return lambda image, size: np.asarray(image.resize(size[::-1], resample), np.float32)
 
 
 def _by_torch(**options: Any) -> Change:
@@ -183,11 +178,7 @@ def _heads(times: float) -> Change:
 
 def _query_times(axis: int, power: float) -> Change:
     """Queries (B, heads, N, size) times a power of the number of heads, or of a head's size."""
-
-    def change(norm: Any, run: Any, x: Any, mask: Any) -> Any:
-        return run(x) * x.shape[axis] ** power
-
-    return change
+    return lambda norm, run, x, mask: run(x) * x.shape[axis] ** power
 
 
 _not_scaled = _query_times(3, 0.5)
@@ -258,12 +249,6 @@ def _reversed_blocks(model: Any, run: Any, x: Any, mask: Any) -> Any:
 def _valid(x: Any, mask: Any) -> Any:
     """The tokens of one picture that are no padding, (1, h * w, C)."""
     return x[:, mask[0, 0, 0] == 0]
-
-
-def _no_pooling_residual(head: Any, run: Any, x: Any, mask: Any) -> Any:
-    with temporarily(head, {"mlp": None}):
-        attended = run(x)
-    return head.mlp(head.norm(attended))
 
 
 # The list -------------------------------------------------------------------------------------
@@ -597,7 +582,11 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         ),
         ("first_token", "the first token, without attention", _instead(lambda x: x[:, 0])),
         ("pooling_not_masked", "padding is not masked in the pooling", _not_masked, "timm"),
-        ("no_pooling_residual", "the head's MLP is not added to its input", _no_pooling_residual),
+        (
+            "no_pooling_residual",
+            "the head's MLP is not added to its input",
+            lambda head, run, x, mask: head.mlp(head.norm(_having(mlp=None)(head, run, x, mask))),
+        ),
         ("pooling_one_head", "the head attends with one head", _heads(0)),
         (
             "normalized",
