@@ -11,7 +11,6 @@ import einx
 import numpy as np
 import torch
 
-from ..attributes import temporarily
 from ..recordings.compare import PIXELS_ARE_ONES, scale_of
 from ..recordings.format import (
     FORMAT,
@@ -268,7 +267,6 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
 
     # What its blocks take in place of its own embedded tokens: none, those of the picture, or all.
     tokens = right["position_embedding"][:0]
-    attention = {}
     if mistake.where == "position":
         table = table_of(model).astype(np.float64)
         added = mistake.change(table, tuple(map(int, right["grid"])))
@@ -278,16 +276,11 @@ def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stag
         empty = torch.zeros(right["pixels"].shape[1])
         padding = model.embeds.proj(empty).detach().numpy() + first  # (C,)
         tokens = np.stack([*right["position_embedding"], *[padding] * (length - count)])
-        attention["use_key_only_attn_mask"] = True
 
     tower = source.twin(model).tower
     inputs = inputs_of([given], length)
     try:
-        with (
-            making(mistake, model),
-            _embedded(model, tokens),
-            temporarily(model, attention),
-        ):
+        with making(mistake, model), _embedded(model, tokens):
             outputs = tower(inputs)
     except (RuntimeError, AttributeError, TypeError):
         return right  # it has no bias, or a number of heads that does not divide its width

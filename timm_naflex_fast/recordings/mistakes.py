@@ -68,12 +68,23 @@ def making(mistake: Mistake, model: Any) -> Iterator[None]:
             if re.fullmatch(mistake.where, name):
                 mistaken = partial(_mistaken, mistake.change, module, module.forward)
                 changes.enter_context(temporarily(module, {"forward": mistaken}))
+        if mistake.padding == "transformers":
+            changes.enter_context(making(PADDED_QUERIES, model))
         yield
 
 
 def _mistaken(change: Change, module: Any, forward: Change, x: Any, **given: Any) -> Any:
     """What a module computes with a mistake."""
     return change(module, partial(forward, **given), x, given.get("attn_mask"))
+
+
+# In transformers padded tokens attend to valid ones. In timm they attend to none.
+PADDED_QUERIES = Mistake(
+    r"blocks\.\d+\.attn",
+    "padded_queries",
+    "padded tokens attend to valid ones",
+    lambda attention, run, x, mask: run(x, attn_mask=mask[:, :, :1]),
+)
 
 
 # Before the blocks ----------------------------------------------------------------------------
@@ -244,6 +255,12 @@ def _reversed_blocks(model: Any, run: Any, x: Any, mask: Any) -> Any:
         for block, forward in zip(model.blocks, last_to_first):
             changes.enter_context(temporarily(block, {"forward": forward}))
         return run(x)
+
+
+def _attended(head: Any, run: Any, x: Any, mask: Any) -> Any:
+    """What the MLP of the head adds to."""
+    # Without LayerNorm and MLP it is added to itself.
+    return _having(norm=nn.Identity(), mlp=nn.Identity())(head, run, x, mask) / 2
 
 
 def _valid(x: Any, mask: Any) -> Any:
@@ -585,7 +602,7 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         (
             "no_pooling_residual",
             "the head's MLP is not added to its input",
-            lambda head, run, x, mask: head.mlp(head.norm(_having(mlp=None)(head, run, x, mask))),
+            lambda head, run, x, mask: head.mlp(head.norm(_attended(head, run, x, mask))),
         ),
         ("pooling_one_head", "the head attends with one head", _heads(0)),
         (
