@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling.spec import ResizeSpec, Size
+from ..resampling.spec import Resampling, ResizeSpec, Size
 from ..tracing import Context
 from .checks import check_numbers
 from .grids import read_grids
@@ -46,15 +46,13 @@ class Coordinates(NamedTuple):
         """``x`` must be tokens (B, N, channels), with coordinates for each."""
         check_tokens(x, channels, self.values)
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
         """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
         Args:
             x: (B, N, C) tokens, whose numbers are not used.
             spec: how the tables are resized. In the plan it also holds the batch's largest grid,
                 where that changes the rounding.
-            resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
-                although (h, w) is kept.
 
         Returns:
             One group for each distinct grid, in order of first appearance; and the counts. No group
@@ -63,12 +61,11 @@ class Coordinates(NamedTuple):
 
         Raises:
             ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
-                more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
-                Further ones of ``read_grids``.
+                more than 64 N + 4,096 cells. Further ones of ``read_grids``.
         """
         batch, length, _ = x.shape
         if batch == 0 or length == 0:
-            return Plan({}, [(0, length)] * batch, spec, x.dtype)
+            return Plan({}, [(0, length)] * batch, Resampling(spec, x.dtype))
 
         embeds_padding = spec.reference.embeds_padding
         # The one copy from the device in a call: what follows is known on the host.
@@ -83,9 +80,9 @@ class Coordinates(NamedTuple):
             group = groups.get(size)
             if group is None:
                 group = Group(*size, embeds_padding=embeds_padding)
-                if group.h * group.w > length:
-                    is_square = resizes_square and spec.ar_preserving
-                    _check_cell_count(sample, size, length, is_square)
+                # One token with a huge coordinate must not take memory out of proportion.
+                if group.h * group.w > 64 * length + 4096:
+                    raise _too_many_cells(sample, size, length)
                 groups[size] = group
             # Samples of one grid share its embeddings, and their gradients are summed before the table's.
             group.samples.append(sample)
@@ -102,7 +99,7 @@ class Coordinates(NamedTuple):
         if spec.reference.rounds_by_batch:
             longest = spec.resized_size(max(grids.heights), max(grids.widths))
             spec = spec._replace(batch_max=longest)
-        return Plan(groups, counts, spec, x.dtype)
+        return Plan(groups, counts, Resampling(spec, x.dtype))
 
 
 class OneGrid(NamedTuple):
@@ -121,13 +118,13 @@ class OneGrid(NamedTuple):
                 f"got shape {tuple(x.shape)}"
             )
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
         """One group. ``x`` (B, h*w, C) has one token for each cell."""
         batch, length, _ = x.shape
         h = int(self.h)
         w = int(self.w)
         groups = {(h, w): Group(h, w, list(range(batch)))}
-        return Plan(groups, [(length, 0)] * batch, spec, x.dtype)
+        return Plan(groups, [(length, 0)] * batch, Resampling(spec, x.dtype))
 
 
 TokenLayout = Coordinates | OneGrid
@@ -170,7 +167,7 @@ class Sizes(NamedTuple):
             counts += [(h * w, 0)] * (t - 1)
             counts.append((h * w, padding))
         dtype = torch.promote_types(table.dtype, torch.float32)
-        return Plan(groups, counts, spec, table.dtype, dtype)
+        return Plan(groups, counts, Resampling(spec, table.dtype, dtype))
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).
@@ -290,18 +287,9 @@ def _block_order(h: int, w: int, merge: int) -> Tensor:
     return blocks.transpose(1, 2).flatten()
 
 
-def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> None:
-    """One token with a huge coordinate must not take memory out of proportion.
-
-    Not asked of an image that has all its tokens, which may be as long as it is: timm computes its
-    square too. ``is_square``: the square around the grid is resized.
-    """
+def _too_many_cells(sample: int, grid: Size, length: int) -> ValueError:
     h, w = grid
-    most = 64 * length + 4096
-    cells = max(h, w) ** 2 if is_square else h * w
-    if cells > most:
-        raise ValueError(
-            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for "
-            f"{length} tokens; valid are at most 64 x {length} + 4096 = {most} cells, in the "
-            "square around it too if that is resized (ar_preserving)"
-        )
+    return ValueError(
+        f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for {length} "
+        f"tokens; valid are at most 64 x {length} + 4096 = {64 * length + 4096} cells"
+    )
