@@ -37,6 +37,8 @@ class Strategy:
             which is for NaFlex batches alone.
         runs_on_any_device: ``resample`` consists of PyTorch's own differentiable operators, in
             float32, so that it runs on any device, and autograd derives it there.
+        resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w)
+            alone.
         for_grid_sample: the strategy that a model made with ``pos_embed_use_grid_sample`` takes
             when this one is chosen; None: timm's own code.
     """
@@ -45,6 +47,7 @@ class Strategy:
     resample: Callable[[Tables, Iterable[Size], Resampling], Embeddings]
     reference: Reference = LOOP
     runs_on_any_device: bool = False
+    resizes_square: bool = False
     for_grid_sample: StrategyName | None = None
 
 
@@ -61,7 +64,7 @@ def by_interpolate(tables: Tables, sizes: Iterable[Size], how: Resampling) -> Em
 
 # ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
-    Strategy("interpolate_cached", by_interpolate, runs_on_any_device=True),
+    Strategy("interpolate_cached", by_interpolate, runs_on_any_device=True, resizes_square=True),
     Strategy("grid_sample", by_sums, reference=FLAG, for_grid_sample="grid_sample"),
     Strategy("matmul", by_sums, for_grid_sample="grid_sample"),
 )

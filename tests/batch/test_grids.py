@@ -6,12 +6,16 @@ import torch
 from tests.support.oracles import row_major
 from timm_naflex_fast.batch import grids
 from timm_naflex_fast.batch.layout import Coordinates
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.resampling.spec import ResizeSpec
 
+SQUARE = ResizeSpec(ar_preserving=True)
 
-def plan_of(coord, spec=None):
+
+def plan_of(coord, spec=None, **options):
     """The plan of a batch with these coordinates."""
-    return Coordinates(coord).plan(coord.float(), spec or ResizeSpec())
+    return Coordinates(coord).plan(coord.float(), spec or ResizeSpec(), **options)
 
 
 def only(y, x, tokens):
@@ -39,6 +43,30 @@ def test_the_longest_grid_beside_negative_padding_is_an_error_that_names_its_siz
     coord = coord.flip(-1) if is_turned else coord
     with pytest.raises(ValueError, match=r"2147483647.* cells, too many"):
         plan_of(coord)
+
+
+def test_the_square_counts_only_where_it_is_resized_and_tokens_are_missing():
+    far = only(0, 499, 4)
+    assert len(plan_of(far, SQUARE).groups) == 1
+
+    with pytest.raises(ValueError, match="a grid of 1 x 500 cells, too many"):
+        plan_of(far, SQUARE, resizes_square=True)
+
+    complete = row_major([(1, 500)])
+    assert len(plan_of(complete, SQUARE, resizes_square=True).groups) == 1
+
+
+def test_only_timms_own_calls_resize_the_square():
+    far = only(0, 499, 4)
+    table = torch.ones(3, 3, 8)
+    for strategy in STRATEGY_NAMES:
+        x = torch.zeros(1, 4, 8)
+        if strategy == "interpolate_cached":
+            with pytest.raises(ValueError, match="a grid of 1 x 500 cells, too many"):
+                add_pos_embed_(x, table, far, strategy=strategy, ar_preserving=True)
+        else:
+            add_pos_embed_(x, table, far, strategy=strategy, ar_preserving=True)
+            torch.testing.assert_close(x, torch.ones(1, 4, 8))
 
 
 @pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])

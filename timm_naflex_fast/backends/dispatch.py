@@ -78,7 +78,7 @@ def add(
     layout.check(x, tables.channels)
     if context is None or (context == "other_device" and strategy.runs_on_any_device):
         check_no_shared_elements(x)
-        plan = layout.plan(x, spec)
+        plan = layout.plan(x, spec, strategy.resizes_square)
         eager.add_plan(x, tables, plan, strategy)
     elif isinstance(layout, OneGrid):
         traceable.add_to_images(x, tables, layout, spec)

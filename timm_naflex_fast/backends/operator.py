@@ -71,7 +71,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tup
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     strategy = STRATEGIES[how[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
-    plan = Coordinates(patch_coord).plan(out, _spec_of(how))
+    plan = Coordinates(patch_coord).plan(out, _spec_of(how), strategy.resizes_square)
     eager.add_plan(out, LearnedTable((table.detach(),)), plan, strategy)
     return out, patch_coord.clone()
 

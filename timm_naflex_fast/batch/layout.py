@@ -46,13 +46,15 @@ class Coordinates(NamedTuple):
         """``x`` must be tokens (B, N, channels), with coordinates for each."""
         check_tokens(x, channels, self.values)
 
-    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
         Args:
             x: (B, N, C) tokens, whose numbers are not used.
             spec: how the tables are resized. In the plan it also holds the batch's largest grid,
                 where that changes the rounding.
+            resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
+                although (h, w) is kept.
 
         Returns:
             One group for each distinct grid, in order of first appearance; and the counts. No group
@@ -61,7 +63,8 @@ class Coordinates(NamedTuple):
 
         Raises:
             ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
-                more than 64 N + 4,096 cells. Further ones of ``read_grids``.
+                more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
+                Further ones of ``read_grids``.
         """
         batch, length, _ = x.shape
         if batch == 0 or length == 0:
@@ -80,9 +83,9 @@ class Coordinates(NamedTuple):
             group = groups.get(size)
             if group is None:
                 group = Group(*size, embeds_padding=embeds_padding)
-                # One token with a huge coordinate must not take memory out of proportion.
-                if group.h * group.w > 64 * length + 4096:
-                    raise _too_many_cells(sample, size, length)
+                if group.h * group.w > length:
+                    is_square = resizes_square and spec.ar_preserving
+                    _check_cell_count(sample, size, length, is_square)
                 groups[size] = group
             # Samples of one grid share its embeddings, and their gradients are summed before the table's.
             group.samples.append(sample)
@@ -118,7 +121,7 @@ class OneGrid(NamedTuple):
                 f"got shape {tuple(x.shape)}"
             )
 
-    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """One group. ``x`` (B, h*w, C) has one token for each cell."""
         batch, length, _ = x.shape
         h = int(self.h)
@@ -287,9 +290,18 @@ def _block_order(h: int, w: int, merge: int) -> Tensor:
     return blocks.transpose(1, 2).flatten()
 
 
-def _too_many_cells(sample: int, grid: Size, length: int) -> ValueError:
+def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> None:
+    """One token with a huge coordinate must not take memory out of proportion.
+
+    Not asked of an image that has all its tokens, which may be as long as it is: timm computes its
+    square too. ``is_square``: the square around the grid is resized.
+    """
     h, w = grid
-    return ValueError(
-        f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for {length} "
-        f"tokens; valid are at most 64 x {length} + 4096 = {64 * length + 4096} cells"
-    )
+    most = 64 * length + 4096
+    cells = max(h, w) ** 2 if is_square else h * w
+    if cells > most:
+        raise ValueError(
+            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for "
+            f"{length} tokens; valid are at most 64 x {length} + 4096 = {most} cells, in the "
+            "square around it too if that is resized (ar_preserving)"
+        )

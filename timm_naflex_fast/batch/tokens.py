@@ -106,10 +106,11 @@ class Tokens:
 
         # If all samples are complete and in order, as most are, their tokens are the cells.
         if count == cells and not (group.cell_index or group.embeds_padding):
+            if len(group.samples) == 1:
+                return self.in_grid(group.samples[0]).to(dtype).contiguous()
             whole = self.whole_batch(group)
-            if whole is not None and len(whole) > 1:
+            if whole is not None:
                 return whole.sum(0, dtype=dtype)
-            return self._sum_in_pairs(group.samples, dtype).contiguous()
 
         # Otherwise sample by sample, each token into the row of its cell.
         total = PairwiseSum(cells, dtype)
@@ -120,21 +121,6 @@ class Tokens:
             padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in group.samples]
             summed[0] += torch.stack(padding).sum(0)
         return summed
-
-    def _sum_in_pairs(self, samples: list[int], dtype: torch.dtype) -> Tensor:
-        """The sum of the tokens in the grid of complete samples; of one sample it may be a view.
-
-        It moves a sixth less than sums in which each sample is read and added to a total.
-        """
-        if len(samples) == 1:
-            return self.in_grid(samples[0]).to(dtype)
-        # In pairs, so that a long sum in float32 does not drift.
-        half = len(samples) // 2
-        left = self._sum_in_pairs(samples[:half], dtype)
-        right = self._sum_in_pairs(samples[half:], dtype)
-        if half == 1:
-            return left + right
-        return left.add_(right)
 
 
 def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) -> Tensor:
