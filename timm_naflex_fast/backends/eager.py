@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..batch.layout import Coordinates, Sizes
+from ..batch.layout import Sizes
 from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble
 from ..resampling import kept
@@ -85,33 +85,25 @@ def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watc
             x[:1, :1].add_(-0.0)
     if trains:
         kept.forget(tables.tensors)
-        gradients = partial(_gradients, type(tables), tables.shapes, plan)
-        AddedInPlace.apply(x, gradients, *tables.tensors)
+        of_tables = partial(gradients, type(tables), tables.shapes, plan)
+        AddedInPlace.apply(x, of_tables, *tables.tensors)
     elif x.requires_grad and torch.is_grad_enabled():
         AddedInPlace.apply(x, None)
 
 
 def _add_at_once(x: Tensor, embeddings: Iterable[tuple[Size, Tensor]], plan: Plan) -> None:
     """One write to ``x`` itself: a selective checkpoint may hand back views of an earlier x."""
-    cast = ((plan.groups[size], of_grid.to(x.dtype)) for size, of_grid in embeddings)
-    x.add_(assemble(cast, plan.counts).view(x.shape))
+    cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
+    x.add_(assemble(plan, cast).view(x.shape))
 
 
-def gradient(
-    g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec
-) -> Tensor:
-    """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C).
-
-    It is in float32 at least.
-    """
-    plan = Coordinates(patch_coord).plan(g, spec)
-    return _gradients(LearnedTable, [table_shape], plan, g)[0]
-
-
-def _gradients(
+def gradients(
     kind: type[Tables], shapes: list[Sequence[int]], plan: Plan, g: Tensor
 ) -> Sequence[Tensor]:
-    """The gradients of tables of a kind, of these shapes, from that of the tokens ``g``."""
+    """The gradients of tables of a kind, of these shapes, from that of the tokens ``g``.
+
+    They are in float32 at least.
+    """
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
     dtype = torch.promote_types(plan.how.dtype, g.dtype)
     if not plan.groups or not plan.counts:  # no tokens; a batch of plain images has a group even so
@@ -138,6 +130,5 @@ def _gradients_by_autograd(
             zeros.append(torch.zeros(*shape, dtype=torch.float64, device=g.device))
             zeros[-1].requires_grad_()
         embeddings = kind(tuple(zeros)).by_definition(plan.groups, plan.how.spec, torch.float64)
-        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
-        tokens = assemble(of_groups, plan.counts).view(g.shape)
+        tokens = assemble(plan, embeddings).view(g.shape)
     return torch.autograd.grad(tokens, zeros, g.double(), create_graph=torch.is_grad_enabled())
