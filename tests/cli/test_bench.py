@@ -42,7 +42,7 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
         f"model siglip-9 train, {about}",
         f"model siglip-9 infer, {about}",
     ]
-    assert "times faster than stock" in out and f"written: {file}" in out
+    assert "times faster than stock" in out
     record = json.loads(file.read_text())
     assert record["command"].endswith(f"--json {file}")
     assert [one["contender"] for one in record["rows"]] == ["stock", "matmul"] * 4

@@ -12,15 +12,7 @@ from ..measure.bench.workloads import Workload, fit, siglip_workload
 from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import (
-    check_writable,
-    json_file,
-    positive,
-    printable,
-    progress,
-    provenance,
-    write_json,
-)
+from ..measure.output import positive, printable, progress, provenance
 from ..names import STRATEGY_NAMES
 from .checks import announce, announce_skipped, check_model_options
 
@@ -82,9 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--json",
-        type=json_file,
         metavar="FILE",
-        help="also write the figures there, after each race; -: to stdout, at the end",
+        help="also write the figures there, of the races that ended; -: to stdout",
     )
 
 
@@ -93,11 +84,9 @@ def bench(options: argparse.Namespace) -> int:
 
     Raises:
         ValueError: wrong options, with what is valid; before anything is timed.
-        OSError: ``--json`` cannot be written; before anything is timed.
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    check_writable(options.json)
     sizes = _read_sizes(options.sizes_from) if options.sizes_from else []
     announce(f"loading {options.model} ...")
     model = _load(options)
@@ -111,8 +100,7 @@ def bench(options: argparse.Namespace) -> int:
     together = [workloads] if options.compile else [[workload] for workload in workloads]
     races = [*product(together, options.phases)]
     rows: list[dict[str, Any]] = []
-    # A file is written again after each race, stdout once: it cannot be taken back.
-    to_file = isinstance(options.json, str)
+    made = provenance(options.command)
     with progress("timing", len(races)) as bar:
         for some, phase in races:
             steps = Steps(model, some, options.batch_size, options.dtype, phase)
@@ -120,13 +108,9 @@ def bench(options: argparse.Namespace) -> int:
             bar.clear()
             print_race(found)
             rows += found
-            if to_file:  # whatever stops the next race, these are kept
-                write_json(options.json, {**provenance(options.command), "rows": rows})
+            # Whatever stops the next race, these are kept.
+            options.figures.update(made, rows=rows)
     print(HOW_TO_READ)
-    if to_file:
-        print(f"written: {printable(options.json)}")
-    elif options.json:
-        write_json(options.json, {**provenance(options.command), "rows": rows})
     return 0
 
 

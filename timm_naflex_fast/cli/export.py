@@ -9,11 +9,9 @@ from ..measure.models import add_model_arguments, load_model
 from ..measure.output import (
     check_name,
     check_writable,
-    json_file,
     positive,
     printable,
     provenance,
-    write_json,
 )
 from ..text_table import table
 from .checks import announce, check_model_options
@@ -54,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json",
-        type=json_file,
         metavar="FILE",
         help="also write what was found there; -: to stdout",
     )
@@ -75,7 +72,6 @@ def export(options: argparse.Namespace) -> int:
     runtimes = runtimes_for(out)
     check_writable(out)
     check_name(out.resolve())  # the runtimes get the whole path
-    check_writable(options.json)
     announce(f"loading {options.model} ...")
     # It imports torch and timm: whatever is wrong with the options has been told by now.
     from ..measure import export as work
@@ -98,9 +94,8 @@ def export(options: argparse.Namespace) -> int:
     _show(found, out)
     # torch.export alone runs the program from which an ONNX file is made, not that file.
     is_checked = out.suffix == ".pt2" or len(runtimes) > 1
-    if options.json:
-        about = {"file": printable(out), "metadata": metadata, "checked": is_checked}
-        write_json(options.json, {**made, **about, **_figures(found)})
+    about = {"file": printable(out), "metadata": metadata, "checked": is_checked}
+    options.figures.update({**made, **about, **_figures(found)})
     if not found.right:
         print(f"not written: {printable(out)}")
         return 1

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..measure.output import one_of, printable
+from ..measure.output import check_writable, one_of, printable, to_json, write_json
 from ..names import did_you_mean
 
 COMMANDS = {  # each is a function of the module of its name
@@ -105,15 +105,26 @@ def call(
 
     An error becomes one line on stderr and status 2, Ctrl-C 130; ``options.debug`` shows the
     traceback too. A reader of the output who goes away ends the command without a word, as
-    ``| head`` does. Where stdout gets the figures (``--json -``), stderr gets the words.
+    ``| head`` does.
+
+    What the action puts into the dict ``options.figures`` goes to the file of ``--json``, also when
+    the action is stopped. Where that file is stdout, what the action prints goes to stderr.
     """
     _open_streams()
-    words = sys.stdout
-    if getattr(options, "json", None) is sys.stdout:
-        words = sys.stderr
+    options.figures = {}
+    file = getattr(options, "json", None)
+    words = sys.stderr if file == "-" else sys.stdout
     try:
-        with redirect_stdout(words):
-            status = action(options)
+        if file not in (None, "-"):
+            check_writable(file)
+        try:
+            with redirect_stdout(words):
+                status = action(options)
+        finally:
+            if options.figures and file == "-":
+                sys.stdout.write(to_json(options.figures))
+            elif options.figures and file:
+                write_json(file, options.figures)
         # Here, because a full disk and a closed pipe are errors like others.
         sys.stdout.flush()
         return status

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..names import did_you_mean
 
@@ -42,14 +42,6 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
         )
 
     return check
-
-
-def json_file(text: str) -> str | TextIO:
-    """The value of an option ``--json FILE``: the file's name, or stdout for "-"."""
-    if text == "-":
-        # Asked now: while the command works, its words go to stderr.
-        return sys.stdout
-    return text
 
 
 def printable(text: object) -> str:
@@ -107,15 +99,13 @@ def check_name(file: str | Path) -> None:
         raise ValueError(f"{printable(file)}: a file's name must be UTF-8") from problem
 
 
-def check_writable(file: str | Path | TextIO | None) -> None:
+def check_writable(file: str | Path) -> None:
     """Find out before the measurement whether a result can be written; what is there stays.
 
     Raises:
         OSError: ``file`` cannot be written; names it.
         ValueError: its name is not UTF-8.
     """
-    if file is None or not isinstance(file, str | Path):
-        return
     check_name(file)
     path = Path(file).resolve()
     with errors_about(file):
@@ -167,14 +157,9 @@ def write_files(texts: Mapping[Path, str]) -> None:
                 part.replace(place)
 
 
-def write_json(file: str | Path | TextIO, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as one JSON object to a file or, as ``json_file`` gives it, to stdout."""
-    text = to_json(record)
-    if isinstance(file, str | Path):
-        write_files({Path(file): text})
-    else:
-        file.write(text)
-        file.flush()
+def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as one JSON object."""
+    write_files({Path(file): to_json(record)})
 
 
 def to_json(record: Mapping[str, Any]) -> str:
