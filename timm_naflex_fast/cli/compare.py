@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "port", metavar="PORT", help="folder of a port's stages.safetensors, or 000.block_0.npy ..."
     )
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write the figures there; -: to stdout"
-    )
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there; -: to stdout")
     parser.add_argument("--out", metavar="DIR", help=f"also write {PAGE} there")
 
 

@@ -1,6 +1,8 @@
 """``naflex-fast export``: its options, and the way from them to a verified file."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,14 +91,21 @@ def export(options: argparse.Namespace) -> int:
         metadata["max_seq_len"] = str(options.max_seq_len)
     made = provenance(options.command)
     announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
-    found = work.export(model, out, runtimes, options.size, metadata)
+    checks, dtypes, is_right = work.export(model, out, runtimes, options.size, metadata)
     print(f"{options.model}; weights: {weights}")
-    _show(found, out)
+    _show(checks, dtypes, out)
     # torch.export alone runs the program from which an ONNX file is made, not that file.
     is_checked = out.suffix == ".pt2" or len(runtimes) > 1
-    about = {"file": printable(out), "metadata": metadata, "checked": is_checked}
-    options.figures.update({**made, **about, **_figures(found)})
-    if not found.right:
+    options.figures.update(
+        made,
+        file=printable(out),
+        metadata=metadata,
+        checked=is_checked,
+        checks=[{**asdict(check), "right": check.is_right} for check in checks],
+        dtypes=dtypes,
+        written=is_right,
+    )
+    if not is_right:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
@@ -123,20 +132,14 @@ def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 
-def _figures(found: Any) -> dict[str, Any]:
-    """What was found, as ``--json`` writes it."""
-    checks = [check._asdict() | {"right": check.is_right} for check in found.checks]
-    return {"checks": checks, "dtypes": found.dtypes, "written": found.right}
-
-
-def _show(found: Any, out: Path) -> None:
+def _show(checks: Sequence[Any], dtypes: Sequence[str], out: Path) -> None:
     """Print how far each runtime that ran ``out`` is from timm, and what follows from it."""
     from ..measure.export import FLOAT32, SET_FLOAT32
 
     print("The largest differences from timm's own code, relative, on batches not seen at export:")
     lines = []
     notes = []
-    for check in found.checks:
+    for check in checks:
         precision = check.precision
         if check.is_default:
             precision += ", its default here"
@@ -151,8 +154,8 @@ def _show(found: Any, out: Path) -> None:
     print(table(lines))
     for note in notes:
         print(note)
-    print(f"dtypes: {', '.join(found.dtypes)}")
-    if "float64" in found.dtypes:
+    print(f"dtypes: {', '.join(dtypes)}")
+    if "float64" in dtypes:
         print("TensorRT, Core ML and WebGPU have no float64, and will refuse it")
 
 
