@@ -165,7 +165,7 @@ def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", say], env={**os.environ, **plain}, capture_output=True, text=True
     )
-    assert (run.returncode, run.stdout) == (0, "utf-8\nutf-8\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "utf-8\n"), run.stderr
 
 
 def found(options):

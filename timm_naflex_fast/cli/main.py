@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -62,7 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _start_in_utf8()
         argv = sys.argv[1:]
-    _open_streams()
+    options = argparse.Namespace(command=shlex.join(["naflex-fast", *argv]))
+    return call(" ".join(["naflex-fast", *argv[:1]]), partial(_run, argv), options)
+
+
+def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
+    """Read ``argv`` into ``options``, and do what it names."""
     commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
     parser = Parser(
         "naflex-fast",
@@ -75,27 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        name = parser.parse_args(argv[:1]).command
-    finally:
-        _end_output()  # of --help, which ends here
+    name = parser.parse_args(argv[:1]).command
     # Abbreviations would change their meaning with each option that is added.
-    own = Parser(
-        f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
-    )
+    own = Parser(f"naflex-fast {name}", description=COMMANDS[name], allow_abbrev=False)
     own.add_argument("--debug", action="store_true", help="show the traceback of an error")
-
-    def read(options: argparse.Namespace) -> int:
-        import_module(f".{name}", __package__).add_arguments(own)
-        own.read(argv[1:], options)
-        return 0
-
-    def work(options: argparse.Namespace) -> int:
-        status: int = getattr(import_module(f".{name}", __package__), name)(options)
-        return status
-
-    options = argparse.Namespace(command=shlex.join(["naflex-fast", *argv]))
-    return call(own.prog, read, options) or call(own.prog, work, options)
+    module = import_module(f".{name}", __package__)
+    module.add_arguments(own)
+    own.read(argv[1:], options)
+    # Called anew: where its words go, and whether a traceback is shown, is known only now.
+    return call(own.prog, getattr(module, name), options)
 
 
 def call(
@@ -111,7 +105,8 @@ def call(
     the action is stopped. Where that file is stdout, what the action prints goes to stderr.
     """
     _open_streams()
-    options.figures = {}
+    figures: dict[str, Any] = {}
+    options.figures = figures
     file = getattr(options, "json", None)
     words = sys.stderr if file == "-" else sys.stdout
     try:
@@ -121,10 +116,10 @@ def call(
             with redirect_stdout(words):
                 status = action(options)
         finally:
-            if options.figures and file == "-":
-                sys.stdout.write(to_json(options.figures))
-            elif options.figures and file:
-                write_json(file, options.figures)
+            if figures and file == "-":
+                sys.stdout.write(to_json(figures))
+            elif figures and file:
+                write_json(file, figures)
         # Here, because a full disk and a closed pipe are errors like others.
         sys.stdout.flush()
         return status
