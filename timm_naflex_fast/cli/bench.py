@@ -12,7 +12,7 @@ from ..measure.bench.workloads import Workload, fit, siglip_workload
 from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import positive, printable, progress, provenance
+from ..measure.output import positive, printable, provenance
 from ..names import STRATEGY_NAMES
 from .checks import announce, announce_skipped, check_model_options
 
@@ -96,20 +96,20 @@ def bench(options: argparse.Namespace) -> int:
 
     workloads = _workloads(options, sizes, model.embeds.patch_size[0])
     # A compiled model meets all of them in turn, an eager one has a race for each.
-    time = race_compiled if options.compile else race_eager
-    together = [workloads] if options.compile else [[workload] for workload in workloads]
-    races = [*product(together, options.phases)]
+    race = race_eager
+    together = [[workload] for workload in workloads]
+    if options.compile:
+        race = race_compiled
+        together = [workloads]
     rows: list[dict[str, Any]] = []
     made = provenance(options.command)
-    with progress("timing", len(races)) as bar:
-        for some, phase in races:
-            steps = Steps(model, some, options.batch_size, options.dtype, phase)
-            found = time(steps, options.contenders, options.rounds, bar.update)
-            bar.clear()
-            print_race(found)
-            rows += found
-            # Whatever stops the next race, these are kept.
-            options.figures.update(made, rows=rows)
+    for some, phase in product(together, options.phases):
+        steps = Steps(model, some, options.batch_size, options.dtype, phase)
+        found = race(steps, options.contenders, options.rounds)
+        print_race(found)
+        rows += found
+        # Whatever stops the next race, these are kept.
+        options.figures.update(made, rows=rows)
     print(HOW_TO_READ)
     return 0
 

@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from ...patching.choices import Mode
 from ...patching.install import enable
 from ..contenders import BASELINE
+from ..output import progress
 from .race import WARMUPS, Row, now, rows, turns
 from .workloads import Grid, Workload, coordinates
 
 BACKEND = "inductor"
 Step = Callable[[Any, dict[str, Tensor]], None]  # see ``make_step``
-# Called with the share of a race that was done since its last call.
-Advance = Callable[[float], Any]
 
 
 @dataclass(frozen=True)
@@ -64,27 +63,26 @@ class Steps:
         )
 
 
-def race_eager(steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance) -> list[Row]:
+def race_eager(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row]:
     """Time whole steps of the model, which is switched to a contender before each of them."""
     model = steps.model
     (workload,) = steps.workloads
     batch = random_batch(model, workload.grids(steps.batch), workload.length)
     step = make_step(model, steps.dtype, steps.phase)
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn, name in turns(times, rounds):
-        with chosen(name, model):
-            start = now()
-            step(model, batch)
-            seconds = now() - start
-        if turn >= 0:
-            times[name].append(seconds)
-        advance(1 / len(times) / (WARMUPS + rounds))
+    with progress("timing", len(times) * (WARMUPS + rounds)) as bar:
+        for turn, name in turns(times, rounds):
+            with chosen(name, model):
+                start = now()
+                step(model, batch)
+                seconds = now() - start
+            if turn >= 0:
+                times[name].append(seconds)
+            bar.update()
     return rows(steps.facts("model"), times)
 
 
-def race_compiled(
-    steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance
-) -> list[Row]:
+def race_compiled(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row]:
     """What ``torch.compile`` makes of the model, whose batches have other grids each time.
 
     It is compiled for each contender, which takes the first ``rounds``, compiling included, then as
@@ -97,14 +95,16 @@ def race_compiled(
     step = make_step(steps.model, steps.dtype, steps.phase)
     times = {}
     counted = {}
-    for name in contenders:
-        with chosen(name, steps.model), fresh_inductor_cache():
-            found = count_graphs(steps.model, batches, step, backend=BACKEND)
-        seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
-        first, later = seconds
-        times[name] = later.mean(1).tolist()
-        counted[name] = found | {"first steps": first.numel(), "first steps, s": first.sum().item()}
-        advance(1 / len(contenders))
+    with progress("timing", len(contenders)) as bar:
+        for name in contenders:
+            with chosen(name, steps.model), fresh_inductor_cache():
+                found = count_graphs(steps.model, batches, step, backend=BACKEND)
+            seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
+            first, later = seconds
+            times[name] = later.mean(1).tolist()
+            found |= {"first steps": first.numel(), "first steps, s": first.sum().item()}
+            counted[name] = found
+            bar.update()
     return rows(steps.facts("compiled", counted=counted), times)
 
 
@@ -198,9 +198,8 @@ def make_step(model: Any, dtype: str, phase: str) -> Step:
 
     def train(run: Any, batch: dict[str, Tensor]) -> None:
         with autocast():
-            out = run(batch)  # (B, classes)
-        if out.ndim == 3:  # of a model that pools nothing: (B, N, C)
-            out = out.mean(1)
+            out = run(batch)
+        out = out.flatten(0, -2)  # (B, classes), or (B*N, C) of a model that pools nothing
         classes = torch.zeros(len(out), dtype=torch.long, device=device)
         nn.functional.cross_entropy(out.float(), classes).backward()
         optimizer.step()
