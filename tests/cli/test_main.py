@@ -119,7 +119,9 @@ def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):
         main(["drift", "--aginst", "transformers"])
     usage, says = capsys.readouterr().err.splitlines()
     assert usage.startswith("usage: naflex-fast drift [OPTIONS]")
-    assert says == "naflex-fast drift: unrecognized argument: --aginst; did you mean --against?"
+    assert says == (
+        "naflex-fast drift: unrecognized arguments: --aginst transformers; did you mean --against?"
+    )
 
 
 def test_debug_shows_the_traceback_of_an_error(capsys):

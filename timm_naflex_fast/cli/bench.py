@@ -117,8 +117,7 @@ def bench(options: argparse.Namespace) -> int:
 def _read_sizes(folder: str) -> list[tuple[int, int]]:
     """The sizes (height, width) in the headers of a folder's images; says which has none."""
     skipped: list[str] = []
-    found = read(image_sources(folder, skipped), size, skipped)
-    sizes = [height_and_width for _, height_and_width in found]
+    sizes = [found for _, found in read(image_sources(folder, skipped), size, skipped)]
     announce_skipped(skipped)
     return sizes
 
@@ -130,10 +129,9 @@ def _load(options: argparse.Namespace) -> Any:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
     settings = dict(options.model_kwargs)
-    if not options.checkpoint:
-        # The weights do not change how long a step takes, so none are fetched.
-        settings = {"num_classes": 1000, "random_weights": True, **settings}
-    model, _ = load_model(options.model, options.checkpoint, **settings)
+    # The weights do not change how long a step takes, so none are fetched.
+    is_random = not options.checkpoint
+    model, _ = load_model(options.model, options.checkpoint, random_weights=is_random, **settings)
     return model.to(options.device)
 
 

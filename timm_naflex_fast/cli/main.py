@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..measure.output import check_writable, one_of, printable, to_json, write_json
+from ..measure.output import check_writable, printable, to_json, write_json
 from ..names import did_you_mean
 
 COMMANDS = {  # each is a function of the module of its name
@@ -37,25 +37,17 @@ PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one usage line, and name what was probably meant."""
 
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """As in argparse; the error about a word that is none of ``choices`` names the nearest."""
-        if "choices" in options:
-            options["type"] = one_of(options["choices"])
-        return super().add_argument(*names, **options)
-
-    def read(self, words: Sequence[str], options: argparse.Namespace) -> None:
-        """Put the values of all ``words`` into ``options``."""
-        _, unknown = self.parse_known_args(words, options)
-        if unknown:
-            word = unknown[0].split("=")[0]
-            # The usage line is the only public list of the options that argparse gives.
-            known = re.findall(r"(?<![\w-])--[\w-]+", self.format_usage())
-            self.error(f"unrecognized argument: {word}{did_you_mean(word, known)}")
-
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
+        message = printable(message)
+        # argparse tells of a wrong word only in these two sentences, and of its options only in
+        # the usage line.
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)", message)
+        if wrong:
+            known = re.findall(r"[\w-]+", message[wrong.end() :] + self.format_usage())
+            message += did_you_mean(wrong[1], known)
         usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
-        self.exit(2, f"{usage}\n{self.prog}: {printable(message)}\n")
+        self.exit(2, f"{usage}\n{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +79,7 @@ def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
     own.add_argument("--debug", action="store_true", help="show the traceback of an error")
     module = import_module(f".{name}", __package__)
     module.add_arguments(own)
-    own.read(argv[1:], options)
+    own.parse_args(argv[1:], options)
     # Called anew: where its words go, and whether a traceback is shown, is known only now.
     return call(own.prog, getattr(module, name), options)
 

@@ -1,6 +1,5 @@
 """What commands read, print and write: options, progress, files, and where figures come from."""
 
-import argparse
 import datetime
 import json
 import os
@@ -10,12 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-from ..names import did_you_mean
 
 QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
@@ -26,22 +23,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise ValueError
     return value
-
-
-def one_of(names: Collection[str]) -> Callable[[str], str]:
-    """An option's type: one of ``names``.
-
-    Another word is an error with the nearest name, which argparse reports.
-    """
-
-    def check(text: str) -> str:
-        if text in names:
-            return text
-        raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r}{did_you_mean(text, names)} (choose from {', '.join(names)})"
-        )
-
-    return check
 
 
 def printable(text: object) -> str:
@@ -103,22 +84,19 @@ def check_writable(file: str | Path) -> None:
     """Find out before the measurement whether a result can be written; what is there stays.
 
     Raises:
-        OSError: ``file`` cannot be written; names it.
+        OSError: ``file`` cannot be written, or is a pipe or a device; names it.
         ValueError: its name is not UTF-8.
     """
     check_name(file)
     path = Path(file).resolve()
+    # Files take their place as a whole, and a pipe or /dev/null must not lose its own.
+    if path.exists() and not path.is_file():
+        raise OSError(f"{file} is no file; valid: the name of a file")
     with errors_about(file):
         if path.exists():
             path.open("ab").close()
-        if not is_special(path):
-            # Files are written beside their place first, so this is what must be possible.
-            tempfile.TemporaryFile(dir=path.parent).close()
-
-
-def is_special(path: Path) -> bool:
-    """Whether ``path`` is a pipe or a device: nothing can take its place."""
-    return path.exists() and not path.is_file()
+        # Files are written beside their place first, so this is what must be possible.
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 @contextmanager
@@ -144,17 +122,13 @@ def write_files(texts: Mapping[Path, str]) -> None:
         for file, text in texts.items():
             place = file.resolve()
             with errors_about(file):
-                if is_special(place):
-                    part = place
-                else:
-                    folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".naflex-fast-")
-                    part = Path(parts.enter_context(folder), place.name)
+                folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".naflex-fast-")
+                part = Path(parts.enter_context(folder), place.name)
                 part.write_text(text, encoding="utf-8", errors="backslashreplace")
             whole[part] = place
         # Each is on the disk now, as a whole: to take a place needs no more room.
         for part, place in whole.items():
-            if part != place:
-                part.replace(place)
+            part.replace(place)
 
 
 def write_json(file: str | Path, record: Mapping[str, Any]) -> None:

@@ -191,19 +191,17 @@ def make_step(model: Any, dtype: str, phase: str) -> Step:
     device = next(model.parameters()).device.type
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
+    is_training = phase == "train"
 
-    def infer(run: Any, batch: dict[str, Tensor]) -> None:
-        with torch.inference_mode(), autocast():
-            run(batch)
-
-    def train(run: Any, batch: dict[str, Tensor]) -> None:
-        with autocast():
+    def step(run: Any, batch: dict[str, Tensor]) -> None:
+        with torch.inference_mode(not is_training), autocast():
             out = run(batch)
-        out = out.flatten(0, -2)  # (B, classes), or (B*N, C) of a model that pools nothing
-        classes = torch.zeros(len(out), dtype=torch.long, device=device)
-        nn.functional.cross_entropy(out.float(), classes).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if is_training:
+            out = out.flatten(0, -2)  # (B, classes), or (B*N, C) of a model that pools nothing
+            classes = torch.zeros(len(out), dtype=torch.long, device=device)
+            nn.functional.cross_entropy(out.float(), classes).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    model.train(phase == "train")
-    return train if phase == "train" else infer
+    model.train(is_training)
+    return step

@@ -69,11 +69,7 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
 
 def siglip_grids(tokens: int) -> Draw:
     """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
-
-    def draw(source: random.Random) -> Grid:
-        return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
-
-    return draw
+    return lambda source: fit_aspect(3 ** source.uniform(-1, 1), tokens)
 
 
 def siglip_workload(tokens: int) -> Workload:
