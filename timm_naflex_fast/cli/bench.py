@@ -146,8 +146,6 @@ def _workloads(
     for length in options.lengths:
         # A list, not a set: a grid that many images have is drawn as often.
         grids = [fit(height, width, length, patch_size) for height, width in sizes]
-        distinct = len(set(grids))
-        print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")
         draw = partial(random.Random.choice, seq=grids)
         found.append(Workload(f"{folder}-{length}", draw, length))
     return found

@@ -144,19 +144,15 @@ def _show(checks: Sequence[Any], dtypes: Sequence[str], out: Path) -> None:
         if check.is_default:
             precision += ", its default here"
         off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
-        # A runtime that rounds more by default is no fault of the file: one line mends it.
         verdict = "right" if check.is_right else "wrong"
+        # A runtime that rounds more by default is no fault of the file: one line mends it.
         if not check.is_right and check.precision != FLOAT32:
             verdict = "not right: set float32"
             line = SET_FLOAT32[check.runtime].replace("FILE", repr(str(out)))
             notes.append(f"{check.runtime} in float32: {line}")
         lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
-    print(table(lines))
-    for note in notes:
-        print(note)
-    print(f"dtypes: {', '.join(dtypes)}")
-    if "float64" in dtypes:
-        print("TensorRT, Core ML and WebGPU have no float64, and will refuse it")
+    # TensorRT, Core ML and WebGPU refuse a program that holds float64.
+    print(table(lines), *notes, f"dtypes: {', '.join(dtypes)}", sep="\n")
 
 
 def runtimes_for(out: Path) -> list[str]:

@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 Grid = tuple[int, int]  # (h, w), in patches
@@ -59,12 +58,12 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
         (B, N, 2), each (y, x), int64.
     """
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
-    cells = [torch.tensor([*product(range(h), range(w))]) for h, w in grids]
-    coord = pad_sequence(cells, batch_first=True)
-    missing = max(0, length - coord.shape[1])
-    return torch.nn.functional.pad(coord, (0, 0, 0, missing))
+    tokens = [h * w for h, w in grids]
+    coord = torch.zeros(len(grids), max(length, *tokens), 2, dtype=torch.long)  # (B, N, 2)
+    for sample, (h, w) in zip(coord, grids):
+        sample[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+    return coord
 
 
 def siglip_grids(tokens: int) -> Draw:
