@@ -151,7 +151,6 @@ def _show(checks: Sequence[Any], dtypes: Sequence[str], out: Path) -> None:
             line = SET_FLOAT32[check.runtime].replace("FILE", repr(str(out)))
             notes.append(f"{check.runtime} in float32: {line}")
         lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
-    # TensorRT, Core ML and WebGPU refuse a program that holds float64.
     print(table(lines), *notes, f"dtypes: {', '.join(dtypes)}", sep="\n")
 
 

@@ -102,7 +102,8 @@ def race_compiled(steps: Steps, contenders: Sequence[str], rounds: int) -> list[
             seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
             first, later = seconds
             times[name] = later.mean(1).tolist()
-            found |= {"first steps": first.numel(), "first steps, s": first.sum().item()}
+            found["first steps"] = first.numel()
+            found["first steps, s"] = round(first.sum().item(), 2)
             counted[name] = found
             bar.update()
     return rows(steps.facts("compiled", counted=counted), times)
