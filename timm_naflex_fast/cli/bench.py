@@ -22,6 +22,10 @@ CONTENDERS = (BASELINE, *STRATEGY_NAMES)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
+    parser.epilog = (
+        "A step takes as long with any weights. So without --checkpoint they are random, and none are "
+        "fetched."
+    )
     add_model_arguments(parser)
     add = parser.add_argument
     add(
@@ -41,14 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default: 256",
     )
     add("--batch-size", type=positive, default=8, metavar="B", help="images in a batch; default: 8")
-    add("--dtype", choices=DTYPES, default="float32", help="of autocast; default: float32, without")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of autocast; default: float32, which is without autocast",
+    )
     add(
         "--phase",
         dest="phases",
         nargs="+",
         choices=PHASES,
         default=PHASES,
-        help="default: both",
+        help="a training step, or an inference; default: both",
     )
     add(
         "--contenders",
@@ -75,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--json",
         metavar="FILE",
-        help="also write the figures there, of the races that ended; -: to stdout",
+        help="also write the figures there, when it ends or is stopped; -: to stdout",
     )
 
 
@@ -129,7 +138,6 @@ def _load(options: argparse.Namespace) -> Any:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
     settings = dict(options.model_kwargs)
-    # The weights do not change how long a step takes, so none are fetched.
     is_random = not options.checkpoint
     model, _ = load_model(options.model, options.checkpoint, random_weights=is_random, **settings)
     return model.to(options.device)

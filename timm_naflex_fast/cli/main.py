@@ -65,7 +65,7 @@ def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
     parser = Parser(
         "naflex-fast",
         description="Fast and exact resampling.",
-        epilog="\n".join(["commands:", *commands]),
+        epilog="\n".join(["commands, whose options COMMAND --help names:", *commands]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")

@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name is the script's."""
     from ..patching.choices import MODES
 
-    parser.add_argument("--mode", metavar="NAME", default="matmul", help=", ".join(MODES))
+    parser.add_argument(
+        "--mode", metavar="NAME", default="matmul", help=f"of {' '.join(MODES)} (matmul)"
+    )
     parser.add_argument(
         "--strict",
         action="store_true",

@@ -138,6 +138,7 @@ def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
 
 def to_json(record: Mapping[str, Any]) -> str:
     """``record`` as one JSON object; what is no number there (infinity, NaN) is null."""
+    # Python writes Infinity and NaN, which no other reader of JSON takes.
     plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
@@ -192,5 +193,6 @@ def code_version() -> dict[str, str]:
 
 def _git(*words: str) -> str:
     """What git says in the package's folder; nothing where it fails."""
+    # The folder of the code, wherever the command was started.
     command = ["git", "-C", str(Path(__file__).parents[1]), *words]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -67,6 +67,7 @@ def race_eager(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row
     """Time whole steps of the model, which is switched to a contender before each of them."""
     model = steps.model
     (workload,) = steps.workloads
+    # One batch for all: two times differ by the contender, and by noise.
     batch = random_batch(model, workload.grids(steps.batch), workload.length)
     step = make_step(model, steps.dtype, steps.phase)
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -97,6 +98,7 @@ def race_compiled(steps: Steps, contenders: Sequence[str], rounds: int) -> list[
     counted = {}
     with progress("timing", len(contenders)) as bar:
         for name in contenders:
+            # What an earlier run has compiled would hide what compiling costs.
             with chosen(name, steps.model), fresh_inductor_cache():
                 found = count_graphs(steps.model, batches, step, backend=BACKEND)
             seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
@@ -114,6 +116,7 @@ def _different_batches(steps: Steps, rounds: int) -> list[dict[str, Tensor]]:
     batches = []
     for number in range(rounds):
         for workload in steps.workloads:
+            # A smaller batch begins a larger one, so the last images are new ones.
             grids = workload.grids((number + 1) * steps.batch)[-steps.batch :]
             batches.append(random_batch(steps.model, grids, workload.length))
     return batches
@@ -136,6 +139,7 @@ def count_graphs(
     """
     from torch._dynamo.utils import counters
 
+    # The counters are of the process: what other models left there must not count.
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(model, **options)
@@ -156,6 +160,7 @@ def count_graphs(
 
 def chosen(contender: str, model: Any) -> AbstractContextManager[Any]:
     """Inside, the model computes as the contender does; "stock": with nothing replaced."""
+    # timm's own time is that of timm alone: nothing of ours may be in place.
     if contender == BASELINE:
         return nullcontext()
     return enable(cast(Mode, contender), model=model)
@@ -199,6 +204,7 @@ def make_step(model: Any, dtype: str, phase: str) -> Step:
             out = run(batch)
         if is_training:
             out = out.flatten(0, -2)  # (B, classes), or (B*N, C) of a model that pools nothing
+            # Any class will do: a step takes as long, whatever it learns.
             classes = torch.zeros(len(out), dtype=torch.long, device=device)
             nn.functional.cross_entropy(out.float(), classes).backward()
             optimizer.step()

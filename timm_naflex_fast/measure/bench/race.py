@@ -106,6 +106,7 @@ def times_faster(stock: Row, figures: Row) -> str:
     """How many times faster than timm, between which limits; or that it cannot be told."""
     if min(stock["rounds"], figures["rounds"]) < LEAST_ROUNDS:
         return "cannot be told (too few rounds)"
+    # The worst and the best that both medians allow.
     low = stock["low_ms"] / figures["high_ms"]
     high = stock["high_ms"] / figures["low_ms"]
     answer = number(stock["median_ms"] / figures["median_ms"])

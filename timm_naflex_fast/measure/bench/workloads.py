@@ -38,6 +38,7 @@ def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
     """The grid (h, w) of an image, in pixels, in at most ``tokens`` patches, as timm resizes it."""
     from timm.data.naflex_transforms import get_image_size_for_seq
 
+    # timm's own search, so that the grids are those that its loader would make.
     _, (h, w) = get_image_size_for_seq((height, width), patch, tokens)
     return h // patch, w // patch
 
@@ -61,6 +62,7 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
 
     tokens = [h * w for h, w in grids]
     coord = torch.zeros(len(grids), max(length, *tokens), 2, dtype=torch.long)  # (B, N, 2)
+    # What is left of a sample is padding, which keeps (0, 0).
     for sample, (h, w) in zip(coord, grids):
         sample[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))
     return coord
