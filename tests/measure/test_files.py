@@ -110,7 +110,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
 @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
 def test_a_pipe_or_a_folder_is_refused_and_not_replaced(kind, tmp_path):
     kind(tmp_path / "there")
-    with pytest.raises(OSError, match="there is no file"):
+    with pytest.raises(OSError, match="there is a folder, a pipe or a device"):
         output.check_writable(tmp_path / "there")
 
 

@@ -13,11 +13,10 @@ from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import positive, printable, provenance
-from ..names import STRATEGY_NAMES
+from ..patching.choices import MODES
 from .checks import announce, announce_skipped, check_model_options
 
 PHASES = ("train", "infer")
-CONTENDERS = (BASELINE, *STRATEGY_NAMES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contenders",
         nargs="+",
         metavar="NAME",
-        choices=CONTENDERS,
+        choices=MODES,
         default=[BASELINE, "matmul"],
-        help=f"of {' '.join(CONTENDERS)}; default: stock matmul",
+        help=f"of {' '.join(MODES)}; default: stock matmul",
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(

@@ -109,12 +109,12 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
+    status = 0
     if not is_checked:
+        status = NOT_CHECKED
         print("not checked in an ONNX runtime: none is installed (pip install onnxruntime)")
     print(work.how_to_run(out, options.size))
-    if not is_checked:
-        return NOT_CHECKED
-    return 0
+    return status
 
 
 def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:

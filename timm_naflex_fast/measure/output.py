@@ -91,7 +91,7 @@ def check_writable(file: str | Path) -> None:
     path = Path(file).resolve()
     # Files take their place as a whole, and a pipe or /dev/null must not lose its own.
     if path.exists() and not path.is_file():
-        raise OSError(f"{file} is no file; valid: the name of a file")
+        raise OSError(f"{file} is a folder, a pipe or a device; valid: the name of a file")
     with errors_about(file):
         if path.exists():
             path.open("ab").close()
