@@ -44,7 +44,9 @@ class Parser(argparse.ArgumentParser):
         # the usage line.
         wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)", message)
         if wrong:
-            known = re.findall(r"[\w-]+", message[wrong.end() :] + self.format_usage())
+            known = re.findall(
+                r"--[\w-]+|\w+(?:-\w+)*", message[wrong.end() :] + self.format_usage()
+            )
             message += did_you_mean(wrong[1], known)
         usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
         self.exit(2, f"{usage}\n{self.prog}: {message}\n")
