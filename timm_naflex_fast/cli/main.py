@@ -11,8 +11,8 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
@@ -99,21 +99,9 @@ def call(
     the action is stopped. Where that file is stdout, what the action prints goes to stderr.
     """
     _open_streams()
-    figures: dict[str, Any] = {}
-    options.figures = figures
-    file = getattr(options, "json", None)
-    words = sys.stderr if file == "-" else sys.stdout
     try:
-        if file not in (None, "-"):
-            check_writable(file)
-        try:
-            with redirect_stdout(words):
-                status = action(options)
-        finally:
-            if figures and file == "-":
-                sys.stdout.write(to_json(figures))
-            elif figures and file:
-                write_json(file, figures)
+        with _figures(options):
+            status = action(options)
         # Here, because a full disk and a closed pipe are errors like others.
         sys.stdout.flush()
         return status
@@ -131,6 +119,27 @@ def call(
         _end_output()
     print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def _figures(options: argparse.Namespace) -> Iterator[None]:
+    """Inside, a command fills ``options.figures``; then they go where ``options.json`` names."""
+    figures: dict[str, Any] = {}
+    options.figures = figures
+    file = getattr(options, "json", None)
+    words = sys.stdout
+    if file == "-":
+        words = sys.stderr
+    elif file is not None:
+        check_writable(file)
+    try:
+        with redirect_stdout(words):
+            yield
+    finally:
+        if figures and file == "-":
+            sys.stdout.write(to_json(figures))
+        elif figures and file:
+            write_json(file, figures)
 
 
 def _start_in_utf8() -> None:

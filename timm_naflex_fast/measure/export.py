@@ -199,9 +199,9 @@ def export(
             dtypes |= dtypes_of(program)
             for runtime in runtimes:
                 runs = LOADERS[runtime](file, program)
-                default, *_ = runs  # a loader gives it first
                 for precision, run in runs.items():
-                    new = Check(runtime, precision, precision == default)
+                    # A loader gives the runtime's default first.
+                    new = Check(runtime, precision, is_default=precision == next(iter(runs)))
                     check = checks.setdefault((runtime, precision), new)
                     check.differences[part] = _largest_difference(run, unseen, wanted)
         # In another precision, rounding alone is more than what is allowed.
