@@ -15,7 +15,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable
-from dataclasses import replace
 from weakref import WeakSet
 
 from torch import nn
@@ -28,7 +27,6 @@ from .choices import (
     Choices,
     Counts,
     Mode,
-    Settings,
     check_name,
     every_choices,
     lock,
@@ -44,14 +42,7 @@ from .library import (
     originals,
     targets,
 )
-from .others import (
-    author_of,
-    foreign_methods,
-    modules_in,
-    modules_with_foreign_methods,
-    not_served,
-    users_in,
-)
+from .others import author_of, classes_of, in_force, instances_of, modules_in, not_served
 from .releases import check_supported
 from .status import Status, describe
 
@@ -66,7 +57,7 @@ LIBRARIES = {
 }
 
 _choices: list[Choice] = []  # all that can still hold, oldest first
-# Those that were given choices of their own, or have a method of their own in place of ours.
+# Those that were there when ours was put on, or were given choices of their own.
 _modules: WeakSet[nn.Module] = WeakSet()
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
@@ -105,26 +96,6 @@ def _imported_libraries() -> list[Library]:
     return imported
 
 
-def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> bool:
-    """Put ours where the libraries' own functions are, and say what stays of other packages'.
-
-    All is checked before the first is replaced. Whether any was replaced.
-
-    Raises:
-        RuntimeError: a release that is not supported, or, under ``strict``, a method that stays.
-    """
-    ready = {library: _not_yet_ours(library) for library in libraries}
-    for library, places in ready.items():
-        _say_what_stays(library, places, modules, settings)
-        check_supported(library, places)
-    for library, places in ready.items():
-        for owner, name, key in places:
-            originals[key] = vars(owner)[name]
-            in_place.add(key)
-            setattr(owner, name, library.replacements[key].function)
-    return any(ready.values())
-
-
 def _forget_graphs() -> None:
     """Let the compiler forget all graphs: some may hold the library's own code where ours is now.
 
@@ -148,33 +119,39 @@ def _not_yet_ours(library: Library) -> list[Target]:
     return ready
 
 
-def _say_what_stays(
-    library: Library, ready: list[Target], modules: list[nn.Module], settings: Settings
-) -> None:
+def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
     """Warn of what other packages have changed or saved before, in one model or everywhere.
 
     Raises:
-        RuntimeError: there is such a thing, and the settings are ``strict``.
+        RuntimeError: there is such a thing, and ``strict`` forbids it.
     """
-    # The modules of all models are searched when ours is put on, and not again while it is there.
-    # In a weak set, because a traceback keeps alive what the functions hold.
-    overriding: WeakSet[nn.Module] = WeakSet()
-    if ready and not modules:
-        overriding.update(modules_with_foreign_methods(library))
-    if overriding:
-        # A module with hooks refers to itself: one that nobody holds may still be there.
-        gc.collect()
-    _modules.update(overriding)
-
-    users = users_in(library, modules)
-    if settings.strict and not modules:
-        # Not a derived class that nobody uses.
-        users = [target.owner for target in targets(library)]
-    for sentence in foreign_methods(library, [*users, *overriding]):
+    if modules:
+        _, sentences = in_force(library, modules)
+    else:
+        classes = classes_of(library)
+        if strict:
+            gc.collect()  # a module with hooks refers to itself, and may be there unused
+        # All objects are searched when ours is put on, and not again while it is there.
+        if not library.is_patched:
+            _modules.update(instances_of(classes))
+        if strict:
+            # Not a derived class that nobody uses.
+            classes = [target.owner for target in targets(library)]
+        # The modules in no variable: a traceback would keep them alive.
+        _, sentences = in_force(library, [*classes, *_modules])
+    for sentence in sentences:
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-        if settings.strict:
+        if strict:
             raise RuntimeError(f"{message}. Nothing was changed")
-        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=4)
+        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=3)
+
+
+def _put_on(library: Library, places: list[Target]) -> None:
+    """Put ours where the library's own functions are."""
+    for owner, name, key in places:
+        originals[key] = vars(owner)[name]
+        in_place.add(key)
+        setattr(owner, name, library.replacements[key].function)
 
 
 def _take_off(library: Library) -> None:
@@ -186,9 +163,7 @@ def _take_off(library: Library) -> None:
             setattr(owner, name, original(key))
         elif author == "foreign":
             covered.add(key)  # it may still call ours
-    for key in library.replacements:
-        if key not in covered:
-            in_place.discard(key)
+    in_place.difference_update(library.replacements.keys() - covered)
 
 
 def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
@@ -199,7 +174,8 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     """
     modules: list[nn.Module] = []
     libraries: list[Library] = []
-    sentences = []
+    names = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
+    sentences = [f"{type(model).__name__} contains {names}"]
     if isinstance(model, nn.Module):
         # Of a library that is not imported there is no module in the model.
         for library in _imported_libraries():
@@ -209,12 +185,7 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
                 libraries.append(library)
             sentences += not_served(library, model)
     if not modules:
-        missing = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
-        sentences = [
-            f"{type(model).__name__} contains {missing}",
-            *sentences,
-            "valid is any torch.nn.Module that contains one of them",
-        ]
+        sentences.append("valid is any torch.nn.Module that contains one of them")
         raise ValueError("; ".join(sentences))
     return modules, libraries
 
@@ -226,10 +197,10 @@ def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
         for library in choice.libraries:
             library.choices.add(choice)
     for module in modules:
-        own = vars(module).get(CHOICES_ATTRIBUTE)
-        if own is None:  # also in a module that was unpickled
-            own = vars(module)[CHOICES_ATTRIBUTE] = Choices()
+        # None in a module that was unpickled.
+        own = vars(module).get(CHOICES_ATTRIBUTE) or Choices()
         own.add(choice)
+        vars(module)[CHOICES_ATTRIBUTE] = own
         _modules.add(module)
     _tidy()
 
@@ -282,6 +253,7 @@ class Handle:
     def __init__(self, choice: Choice) -> None:
         self.flags = choice.settings
         self._choice = choice
+        choice.handle = weakref.ref(self)
 
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
@@ -360,7 +332,6 @@ def enable(
         modules, libraries = _modules_of(model)
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
-
         if strict and settings.pos_embed != "stock":
             for sentence in not_served(each, model):
                 raise RuntimeError(f"{sentence}. Nothing was changed")
@@ -368,13 +339,18 @@ def enable(
     model_class = "" if model is None else type(model).__name__
     choice = Choice(settings, model_class, tuple(libraries))
     handle = Handle(choice)
-    choice.handle = weakref.ref(handle)
-    puts_on = False
+    ready: dict[Library, list[Target]] = {}
     with lock:
+        # All is checked before the first is replaced.
         if settings != STOCK:
-            puts_on = _put_on(libraries, modules, settings)
+            for each in libraries:
+                ready[each] = _not_yet_ours(each)
+                check_supported(each, ready[each])
+                _say_what_stays(each, modules, strict=strict)
+        for each, places in ready.items():
+            _put_on(each, places)
         _begin(choice, modules)
-    if puts_on:
+    if any(ready.values()):
         _forget_graphs()
     return handle
 
@@ -402,7 +378,7 @@ def disable(model: nn.Module | None = None) -> None:
     modules, libraries = _modules_of(model)
     with lock:
         if any(library.settings != STOCK for library in libraries):
-            counts = replace(call_counts)  # what was counted goes on
+            counts = _choices[-1].counts  # what was counted goes on
             _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
             return
         for module in modules:
@@ -419,19 +395,17 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    if model is None:
-        libraries = _imported_libraries()
-    else:
-        modules, libraries = _modules_of(model)
+    libraries = _imported_libraries()
+    if model is not None:
+        _, libraries = _modules_of(model)
     with lock:
         _tidy()
         patched = []
         for library in _libraries.values():
             if library.is_patched:
                 patched.append(library.name)
-        if model is not None:
-            return describe(libraries, patched, model, modules)
-        return describe(libraries, patched, choices=_holding_for_models(), more=list(_modules))
+        choices = [] if model is not None else _holding_for_models()
+        return describe(libraries, patched, model, choices, list(_modules))
 
 
 def _holding_for_models() -> list[Choice]:

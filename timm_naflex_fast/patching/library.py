@@ -6,7 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from ..resampling.spec import LOOP
@@ -35,6 +35,10 @@ class Replacement(NamedTuple):
     # The methods of the module, or of an attribute of it ("rope.get_embed"), that the library's
     # code calls and ours does not: if another has changed one, ours may not run.
     skips: tuple[str, ...] = ()
+    # By the component's mode: the library's own method that has its result, if it is another one.
+    own: Mapping[str, Key] = MappingProxyType({})
+    # False: the library's own method calls another one that ours replaces, and that is counted.
+    counts_own: bool = True
 
 
 @dataclass(eq=False)
@@ -94,11 +98,6 @@ def original(key: Key) -> Callable[..., Any]:
     return _loaded(key) if function is None else function
 
 
-def without_ours(key: Key) -> Callable[..., Any]:
-    """What a class has now, but never ours: another package may have replaced the library's own."""
-    return originals[key] if key in in_place else _loaded(key)
-
-
 def _loaded(key: Key) -> Callable[..., Any]:
     """What the library has now, ours too."""
     path, name = key
@@ -125,15 +124,14 @@ def targets(library: Library) -> Iterator[Target]:
 def imported_targets(library: Library) -> list[Target]:
     """The same, and the modules of the library that imported one of these functions by name."""
     everywhere = list(targets(library))
-    for home in list(everywhere):
-        now = vars(home.owner).get(home.name)
-        if not isinstance(home.owner, ModuleType) or now is None:
+    for owner, name, key in targets(library):
+        if not isinstance(owner, ModuleType):
             continue
         # What ``from module import function`` gave: ours or the library's own, whichever was there.
-        known = (library.replacements[home.key].function, originals.get(home.key, now))
-        for name, module in list(sys.modules.items()):
-            function = getattr(module, "__dict__", {}).get(home.name)
-            is_known = any(function is each for each in known)
-            if is_known and module is not home.owner and name.startswith(f"{library.name}."):
-                everywhere.append(Target(module, home.name, home.key))
+        known = library.replacements[key].function, originals.get(key), vars(owner).get(name)
+        for path, module in list(sys.modules.items()):
+            if path.startswith(f"{library.name}.") and module is not owner:
+                function = getattr(module, name, None)
+                if function is not None and any(function is each for each in known):
+                    everywhere.append(Target(module, name, key))
     return everywhere

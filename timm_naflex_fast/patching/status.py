@@ -3,15 +3,16 @@
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings
-from .decide import call_counts
-from .library import Library, targets
-from .others import foreign_methods, in_force, not_served, users_in
+from .choices import STOCK, VALID_MODES, Choice, Settings
+from .decide import call_counts, settings_for
+from .library import Library, owner_of, targets
+from .others import classes_of, in_force, modules_in, not_served
 from .releases import version_of
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -45,24 +46,18 @@ class Status:
     def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.patched:
-            lines.append(
-                f"nothing is patched in this process (every model is stock): {HOW_TO_PATCH}"
-            )
-            return "\n".join([*lines, *self.notes])
-        if not self.replaced:
-            patched = " and ".join(self.patched)
-            lines.append(
-                f"nothing is replaced in {self.scope} (patched in this process: {patched})"
-            )
-            return "\n".join([*lines, *self.notes])
-        rows = [
-            {"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()
-        ]
-        lines.append(table(rows))
-        for name, settings in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {in_words(settings)}")
-        lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
-        return "\n".join(lines)
+            nothing = "nothing is patched in this process (every model is stock)"
+            lines.append(f"{nothing}: {HOW_TO_PATCH}")
+        elif not self.replaced:
+            names = " and ".join(self.patched)
+            lines.append(f"nothing is replaced in {self.scope} (patched in this process: {names})")
+        else:
+            by = f"by, in {self.scope}"
+            lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
+            for name, settings in zip(self.model_classes, self.models):
+                lines.append(f"one {name} has its own: {in_words(settings)}")
+            lines += ["", self._what_ran(), *self.why_stock()]
+        return "\n".join([*lines, *self.notes])
 
     def _what_ran(self) -> str:
         """The counts, as a table."""
@@ -94,12 +89,11 @@ def in_words(settings: Settings) -> str:
 
 
 def describe(
-    libraries: Collection[Library],
+    libraries: Iterable[Library],
     patched: Collection[str],
-    model: nn.Module | None = None,
-    modules: Collection[nn.Module] = (),
-    choices: Collection[Choice] = (),
-    more: Collection[nn.Module] = (),
+    model: nn.Module | None,
+    choices: Collection[Choice],
+    modules: Collection[nn.Module],
 ) -> Status:
     """What holds now, for one model or for every model.
 
@@ -107,21 +101,31 @@ def describe(
         libraries: those that the model is of, or all that are imported.
         patched: the names of those of which anything is replaced in this process.
         model: None: every model.
-        modules: of the model, those with methods that are replaced.
         choices: what holds for models with their own.
-        more: modules of any model, which may have a method of their own in place of ours.
+        modules: of any model, which may have a method of their own in place of ours.
     """
-    own = _own_settings(modules)
     flags = STOCK
     replaced: dict[str, str] = {}
     notes: list[str] = []
     for library in libraries:
-        settings = own or library.settings
+        users: list[Any] = [*classes_of(library), *modules]
+        module = None
+        if model is not None:
+            users = modules_in(library, model)
+            # The innermost: a part may have settings of its own.
+            module = users[-1]
+        settings = settings_for(module, library)
         # A choice for both libraries is the same for both; else the first that was chosen is shown.
         if flags == STOCK:
             flags = settings
-        replaced.update(_replaced(library, modules, settings))
-        notes += foreign_methods(library, [*users_in(library, modules), *more])
+        keys, sentences = in_force(library, users)
+        for key, replacement in library.replacements.items():
+            if key in keys:
+                path, name = key
+                mode = getattr(settings, replacement.component)
+                strategy = replacement.strategies.get(mode, "stock")
+                replaced[f"{owner_of(path).__name__}.{name}"] = strategy
+        notes += sentences
         for before, note in library.notes.items():
             if version_of(library) < before:
                 notes.append(note)
@@ -142,27 +146,3 @@ def describe(
         scope="every model" if model is None else f"this {type(model).__name__}",
         patched=tuple(patched),
     )
-
-
-def _own_settings(modules: Iterable[nn.Module]) -> Settings | None:
-    """Those of a model that has its own; None: those for every model hold."""
-    for module in modules:
-        own = getattr(module, CHOICES_ATTRIBUTE, None)
-        if own is not None and own.settings is not None:
-            return own.settings
-    return None
-
-
-def _replaced(
-    library: Library, modules: Collection[nn.Module], settings: Settings
-) -> dict[str, str]:
-    """What computes each of the library's methods in whose place ours is."""
-    replaced = {}
-    for target in targets(library):
-        # One that hides ours in a class of its own is named in the notes; the others run ours.
-        if any(in_force(library, target, user) for user in users_in(library, modules)):
-            replacement = library.replacements[target.key]
-            mode = getattr(settings, replacement.component)
-            label = f"{target.owner.__name__}.{target.name}"
-            replaced[label] = replacement.strategies.get(mode, "stock")
-    return replaced
