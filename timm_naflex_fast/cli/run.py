@@ -142,7 +142,7 @@ def _report(wanted: dict[str, Any]) -> None:
     names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
     has_computed = False
     if imported:
-        from ..patching.install import status
+        from ..patching.status import status
 
         now = status()
         has_computed = bool(now.calls)

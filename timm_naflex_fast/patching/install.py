@@ -32,21 +32,10 @@ from .choices import (
     lock,
     parse_settings,
 )
-from .decide import call_counts
-from .library import (
-    Library,
-    Target,
-    imported_targets,
-    in_place,
-    original,
-    originals,
-    targets,
-)
+from .decide import call_counts, settings_for
+from .library import Library, imported_targets, in_place, original, originals, targets
 from .others import author_of, classes_of, in_force, instances_of, modules_in, not_served
 from .releases import check_supported
-from .status import Status, describe
-
-__all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
 # Each has a file here of its name, with its ``LIBRARY``. A model that we speed up contains one of
 # these classes.
@@ -56,10 +45,10 @@ LIBRARIES = {
     "HunYuanVLVisionPatchEmbed",
 }
 
-_choices: list[Choice] = []  # all that can still hold, oldest first
+known_choices: list[Choice] = []  # all that can still hold, oldest first
 # Those that were there when ours was put on, or were given choices of their own.
-_modules: WeakSet[nn.Module] = WeakSet()
-_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
+known_modules: WeakSet[nn.Module] = WeakSet()
+known_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
 def _import_library(name: str, *, all_parts: bool) -> Library:
@@ -84,10 +73,10 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
         raise RuntimeError(
             f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}"
         ) from error
-    return _libraries.setdefault(name, library)
+    return known_libraries.setdefault(name, library)
 
 
-def _imported_libraries() -> list[Library]:
+def imported_libraries() -> list[Library]:
     """Those that this process has imported. Not to be called while the lock is held."""
     imported = []
     for name in LIBRARIES:
@@ -109,16 +98,6 @@ def _forget_graphs() -> None:
         forget()
 
 
-def _not_yet_ours(library: Library) -> list[Target]:
-    """Where ours is to be put. A missing method is an error that the check raises."""
-    ready = []
-    for target in imported_targets(library):
-        method = vars(target.owner).get(target.name)
-        if method is None or author_of(method, library) == "original":
-            ready.append(target)
-    return ready
-
-
 def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
     """Warn of what other packages have changed or saved before, in one model or everywhere.
 
@@ -133,12 +112,12 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
             gc.collect()  # a module with hooks refers to itself, and may be there unused
         # All objects are searched when ours is put on, and not again while it is there.
         if not library.is_patched:
-            _modules.update(instances_of(classes))
+            known_modules.update(instances_of(classes))
         if strict:
             # Not a derived class that nobody uses.
             classes = [target.owner for target in targets(library)]
         # The modules in no variable: a traceback would keep them alive.
-        _, sentences = in_force(library, [*classes, *_modules])
+        _, sentences = in_force(library, [*classes, *known_modules])
     for sentence in sentences:
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
         if strict:
@@ -146,12 +125,21 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
         warnings.warn(f"timm_naflex_fast: {message}", stacklevel=3)
 
 
-def _put_on(library: Library, places: list[Target]) -> None:
-    """Put ours where the library's own functions are."""
-    for owner, name, key in places:
-        originals[key] = vars(owner)[name]
-        in_place.add(key)
-        setattr(owner, name, library.replacements[key].function)
+def _put_on(library: Library) -> bool:
+    """Put ours where the library's own functions are. Whether there was any."""
+    replaced = False
+    for owner, name, key in imported_targets(library):
+        method = vars(owner)[name]
+        if author_of(method, library) == "original":
+            ours = library.replacements[key].function
+            # Ours gets the method's name: a pickle of it can be read without this package.
+            for attribute in ("__module__", "__name__", "__qualname__"):
+                setattr(ours, attribute, getattr(method, attribute))
+            originals[key] = method
+            in_place.add(key)
+            setattr(owner, name, ours)
+            replaced = True
+    return replaced
 
 
 def _take_off(library: Library) -> None:
@@ -166,7 +154,7 @@ def _take_off(library: Library) -> None:
     in_place.difference_update(library.replacements.keys() - covered)
 
 
-def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
+def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     """The modules in ``model`` whose methods are replaced, and the libraries that they are of.
 
     Raises:
@@ -178,7 +166,7 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     sentences = [f"{type(model).__name__} contains {names}"]
     if isinstance(model, nn.Module):
         # Of a library that is not imported there is no module in the model.
-        for library in _imported_libraries():
+        for library in imported_libraries():
             inside = modules_in(library, model)
             if inside:
                 modules += inside
@@ -192,7 +180,7 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
 
 def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
     """Let a choice hold: for these modules or, without any, for every model of its libraries."""
-    _choices.append(choice)
+    known_choices.append(choice)
     if not choice.model_class:
         for library in choice.libraries:
             library.choices.add(choice)
@@ -201,8 +189,8 @@ def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
         own = vars(module).get(CHOICES_ATTRIBUTE) or Choices()
         own.add(choice)
         vars(module)[CHOICES_ATTRIBUTE] = own
-        _modules.add(module)
-    _tidy()
+        known_modules.add(module)
+    tidy()
 
 
 def _end(choices: Iterable[Choice]) -> None:
@@ -213,31 +201,31 @@ def _end(choices: Iterable[Choice]) -> None:
     for where in list(every_choices):
         where.update()
     # A module without choices is left as it was before the first.
-    for module in list(_modules):
+    for module in list(known_modules):
         own = vars(module).get(CHOICES_ATTRIBUTE)
         if own is not None and own.settings is None:
             del vars(module)[CHOICES_ATTRIBUTE]
-    _tidy()
+    tidy()
 
 
-def _tidy() -> None:
+def tidy() -> None:
     """Forget choices that hold nowhere any more, and take ours off where no choice needs it."""
     # A choice for a model is alive as long as the model is, or a copy that was made of it.
     alive = set()
     for where in list(every_choices):
         alive.update(where.choices)
-    _choices[:] = [choice for choice in _choices if choice in alive]
+    known_choices[:] = [choice for choice in known_choices if choice in alive]
 
     # What runs is counted for the newest.
-    newest = _choices[-1].counts if _choices else Counts()
+    newest = known_choices[-1].counts if known_choices else Counts()
     call_counts.calls = newest.calls
     call_counts.fallbacks = newest.fallbacks
 
     needed: set[Library] = set()
-    for choice in _choices:
+    for choice in known_choices:
         if choice.settings != STOCK:
             needed.update(choice.libraries)
-    for library in _libraries.values():
+    for library in known_libraries.values():
         if library not in needed:
             _take_off(library)
 
@@ -329,7 +317,7 @@ def enable(
     if model is None:
         libraries = [_import_library(name, all_parts=True) for name in names]
     else:
-        modules, libraries = _modules_of(model)
+        modules, libraries = modules_of(model)
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
         if strict and settings.pos_embed != "stock":
@@ -339,18 +327,16 @@ def enable(
     model_class = "" if model is None else type(model).__name__
     choice = Choice(settings, model_class, tuple(libraries))
     handle = Handle(choice)
-    ready: dict[Library, list[Target]] = {}
+    replaced = []
     with lock:
-        # All is checked before the first is replaced.
         if settings != STOCK:
+            # All is checked before the first is replaced.
             for each in libraries:
-                ready[each] = _not_yet_ours(each)
-                check_supported(each, ready[each])
+                check_supported(each)
                 _say_what_stays(each, modules, strict=strict)
-        for each, places in ready.items():
-            _put_on(each, places)
+            replaced = [_put_on(each) for each in libraries]
         _begin(choice, modules)
-    if any(ready.values()):
+    if any(replaced):
         _forget_graphs()
     return handle
 
@@ -373,48 +359,14 @@ def disable(model: nn.Module | None = None) -> None:
     if model is None:
         with lock:
             kept.clear_all()
-            _end(_choices)
+            _end(known_choices)
         return
-    modules, libraries = _modules_of(model)
+    modules, libraries = modules_of(model)
     with lock:
-        if any(library.settings != STOCK for library in libraries):
-            counts = _choices[-1].counts  # what was counted goes on
+        if any(settings_for(None, library) != STOCK for library in libraries):
+            counts = known_choices[-1].counts  # what was counted goes on
             _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
             return
         for module in modules:
             vars(module).pop(CHOICES_ATTRIBUTE, None)
-        _tidy()
-
-
-def status(model: nn.Module | None = None) -> Status:
-    """What is replaced by what at present, for every model or for one, and what has run since.
-
-    Raises:
-        ValueError: ``model`` contains nothing that is replaced.
-
-    >>> status().calls
-    {}
-    """
-    libraries = _imported_libraries()
-    if model is not None:
-        _, libraries = _modules_of(model)
-    with lock:
-        _tidy()
-        patched = []
-        for library in _libraries.values():
-            if library.is_patched:
-                patched.append(library.name)
-        choices = [] if model is not None else _holding_for_models()
-        return describe(libraries, patched, model, choices, list(_modules))
-
-
-def _holding_for_models() -> list[Choice]:
-    """The choices that hold now for models of their own, oldest first."""
-    newest = set()
-    for where in list(every_choices):
-        newest.update(where.choices[-1:])
-    holding = []
-    for choice in _choices:
-        if choice.model_class and choice in newest:
-            holding.append(choice)
-    return holding
+        tidy()

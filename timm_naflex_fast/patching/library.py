@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..resampling.spec import LOOP
 from ..strategies import STRATEGIES
-from .choices import STOCK, Choices, Settings
+from .choices import Choices
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
@@ -50,27 +50,14 @@ class Library:
     newest: tuple[int, ...]  # of the releases that we know
     modes: tuple[str, ...]  # of the position embeddings
     replacements: Mapping[Key, Replacement]
-    # The attributes that the newest known release names in what we replace or have copied.
-    reads: Mapping[Key, str]
+    # By class and method: the attributes that the newest known release names in what we replace or
+    # have copied.
+    reads: Mapping[str, Mapping[str, str]]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
     # Classes ("module:Class") that a user may take for one of ours, and what they are, in words.
     not_served: Mapping[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)  # for every model that has none of its own
-
-    def __post_init__(self) -> None:
-        """Ours gets the name of the library's own: a pickle can be read without this package."""
-        for (path, name), replacement in self.replacements.items():
-            module, _, cls = path.partition(":")
-            function = replacement.function
-            function.__module__ = module
-            function.__name__ = name
-            function.__qualname__ = f"{cls}.{name}" if cls else name
-
-    @property
-    def settings(self) -> Settings:
-        """Those for every model that has none of its own."""
-        return self.choices.settings or STOCK
 
     @property
     def is_patched(self) -> bool:
@@ -95,13 +82,10 @@ in_place: set[Key] = set()
 def original(key: Key) -> Callable[..., Any]:
     """The library's own method or function: ours calls it where ours may not compute."""
     function = originals.get(key)
-    return _loaded(key) if function is None else function
-
-
-def _loaded(key: Key) -> Callable[..., Any]:
-    """What the library has now, ours too."""
-    path, name = key
-    return getattr(owner_of(path), name)
+    if function is None:
+        path, name = key
+        function = getattr(owner_of(path), name)
+    return function
 
 
 def owner_of(path: str) -> Any:

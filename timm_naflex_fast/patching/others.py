@@ -141,9 +141,9 @@ def in_force(library: Library, users: Iterable[Any]) -> tuple[set[Key], list[str
     stays: dict[str, bool] = {}  # in order
     for user in users:
         for target in targets(library):
-            if not _has_methods_of(user, target.owner):
+            if target.owner not in line_of(user):
                 continue
-            owner, function = _look_up(user, target.name)
+            owner, function = look_up(user, target.name)
             author = author_of(function, library)
             is_called = author != "original"
             is_hidden = author == "foreign" and target.key not in in_place
@@ -160,18 +160,17 @@ def in_force(library: Library, users: Iterable[Any]) -> tuple[set[Key], list[str
     return ours, list(stays)
 
 
-def _look_up(user: Any, name: str) -> tuple[Any, Any]:
-    """The object, class or module from which ``user`` has this method, and the method."""
-    for owner in (user, *getattr(user, "__mro__", type(user).__mro__)):
+def line_of(user: Any) -> tuple[Any, ...]:
+    """Where Python looks for what a module, class or module of Python has."""
+    return (user, *getattr(user, "__mro__", type(user).__mro__))
+
+
+def look_up(user: Any, name: str) -> tuple[Any, Any]:
+    """The first in line that has this method, and the method."""
+    for owner in line_of(user):
         if name in vars(owner):
             return owner, vars(owner)[name]
     return user, None
-
-
-def _has_methods_of(user: Any, owner: Any) -> bool:
-    if not isinstance(owner, type):
-        return user is owner
-    return issubclass(user, owner) if isinstance(user, type) else isinstance(user, owner)
 
 
 def _sentence(name: str, owner: Any, function: Any) -> str:
@@ -204,7 +203,7 @@ def _is_changed(library: Library, holder: Any, name: str) -> bool:
     # ``forward`` is called by calling the module, whatever ``forward`` it has.
     if name == "forward" and _is_hooked(holder):
         return True
-    function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
+    _, function = look_up(holder, name)
     if function is None:
         return False
     # A method that was taken from another module has that one's settings.

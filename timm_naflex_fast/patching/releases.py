@@ -9,10 +9,10 @@ refused. No library is imported here: ``install`` holds its lock.
 import inspect
 import re
 import sys
-from collections.abc import Iterable
 from typing import Any
 
-from .library import Library, Target, owner_of
+from .library import Library, owner_of, targets
+from .others import author_of
 
 
 def version_of(library: Library) -> tuple[int, ...]:
@@ -21,8 +21,8 @@ def version_of(library: Library) -> tuple[int, ...]:
     return tuple(map(int, numbers[:3]))
 
 
-def check_supported(library: Library, targets: Iterable[Target]) -> None:
-    """Check what we are about to replace.
+def check_supported(library: Library) -> None:
+    """Check what we are about to replace, or have replaced; not what is another package's.
 
     Raises:
         RuntimeError: the library is too old, or a method is missing or takes other arguments
@@ -32,10 +32,12 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
     version = version_of(library)
     # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
-    for owner, name, key in targets:
+    for owner, name, key in targets(library):
         method = vars(owner).get(name)
         if method is None:
             wrong.append(f"{owner.__name__}.{name} is missing")
+        elif author_of(method, library) == "foreign":
+            continue
         elif _arguments(method) != _arguments(library.replacements[key].function):
             wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
     # Where ours is in place, all were compared before it was.
@@ -55,21 +57,22 @@ def _read_differently(library: Library) -> list[str]:
     """What differs from the newest release that we know, in sentences: the attributes that a method
     reads, or that its class no longer calls it."""
     wrong = []
-    for (path, name), attributes in library.reads.items():
+    for path, methods in library.reads.items():
         owner = owner_of(path)
         if owner is None:
             continue  # a class that is gone is left to the library's own code
-        label = f"{owner.__name__}.{name}"
-        try:
-            changed = attributes_of(getattr(owner, name)) ^ set(attributes.split())
-            if changed:
-                which = ", ".join(sorted(changed))
-                wrong.append(f"{label} reads what it did not, or no longer: {which}")
-            # A public method may be called from anywhere.
-            if name.startswith("_") and name not in attributes_of(owner):
-                wrong.append(f"nothing calls {label} any more")
-        except (AttributeError, OSError):
-            wrong.append(f"{label} is missing, or has no source")
+        for name, attributes in methods.items():
+            label = f"{owner.__name__}.{name}"
+            try:
+                changed = attributes_of(getattr(owner, name)) ^ set(attributes.split())
+                if changed:
+                    which = ", ".join(sorted(changed))
+                    wrong.append(f"{label} reads what it did not, or no longer: {which}")
+                # A public method may be called from anywhere.
+                if name.startswith("_") and name not in attributes_of(owner):
+                    wrong.append(f"nothing calls {label} any more")
+            except (AttributeError, OSError):
+                wrong.append(f"{label} is missing, or has no source")
     return wrong
 
 

@@ -1,7 +1,6 @@
 """What ``status()`` gives, and how it prints."""
 
 import sys
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +8,17 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import STOCK, VALID_MODES, Choice, Settings
+from .choices import STOCK, VALID_MODES, Choice, Settings, every_choices, lock
 from .decide import call_counts, settings_for
-from .library import Library, owner_of, targets
+from .install import (
+    imported_libraries,
+    known_choices,
+    known_libraries,
+    known_modules,
+    modules_of,
+    tidy,
+)
+from .library import Key, Library, owner_of, targets
 from .others import classes_of, in_force, modules_in, not_served
 from .releases import version_of
 
@@ -88,61 +95,90 @@ def in_words(settings: Settings) -> str:
     return ", ".join(words)
 
 
-def describe(
-    libraries: Iterable[Library],
-    patched: Collection[str],
-    model: nn.Module | None,
-    choices: Collection[Choice],
-    modules: Collection[nn.Module],
-) -> Status:
-    """What holds now, for one model or for every model.
+def status(model: nn.Module | None = None) -> Status:
+    """What is replaced by what at present, for every model or for one, and what has run since.
 
-    Args:
-        libraries: those that the model is of, or all that are imported.
-        patched: the names of those of which anything is replaced in this process.
-        model: None: every model.
-        choices: what holds for models with their own.
-        modules: of any model, which may have a method of their own in place of ours.
+    Raises:
+        ValueError: ``model`` contains nothing that is replaced.
+
+    >>> status().calls
+    {}
     """
-    flags = STOCK
-    replaced: dict[str, str] = {}
-    notes: list[str] = []
-    for library in libraries:
-        users: list[Any] = [*classes_of(library), *modules]
-        module = None
-        if model is not None:
-            users = modules_in(library, model)
-            # The innermost: a part may have settings of its own.
-            module = users[-1]
-        settings = settings_for(module, library)
-        # A choice for both libraries is the same for both; else the first that was chosen is shown.
-        if flags == STOCK:
-            flags = settings
-        keys, sentences = in_force(library, users)
-        for key, replacement in library.replacements.items():
-            if key in keys:
-                path, name = key
-                mode = getattr(settings, replacement.component)
-                strategy = replacement.strategies.get(mode, "stock")
-                replaced[f"{owner_of(path).__name__}.{name}"] = strategy
-        notes += sentences
-        for before, note in library.notes.items():
-            if version_of(library) < before:
-                notes.append(note)
-        if library.name in patched:
-            notes += not_served(library, model)
-        elif patched and any(targets(library)):
-            notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
-    return Status(
-        flags=flags,
-        models=tuple(choice.settings for choice in choices),
-        replaced=replaced,
-        timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
-        torch=torch.__version__,
-        calls=dict(call_counts.calls),
-        fallbacks=dict(call_counts.fallbacks),
-        model_classes=tuple(choice.model_class for choice in choices),
-        notes=tuple(notes),
-        scope="every model" if model is None else f"this {type(model).__name__}",
-        patched=tuple(patched),
-    )
+    libraries = imported_libraries()
+    scope = "every model"
+    if model is not None:
+        _, libraries = modules_of(model)
+        scope = f"this {type(model).__name__}"
+    with lock:
+        tidy()
+        choices = _holding_for_models() if model is None else []
+        patched = []
+        for library in known_libraries.values():
+            if library.is_patched:
+                patched.append(library.name)
+        flags = STOCK
+        replaced: dict[str, str] = {}
+        notes: list[str] = []
+        for library in libraries:
+            users: list[Any] = [*classes_of(library), *known_modules]
+            module = None
+            if model is not None:
+                users = modules_in(library, model)
+                module = users[-1]  # the innermost: a part may have settings of its own
+            settings = settings_for(module, library)
+            # A choice for both libraries is the same for both; else the first that was chosen is
+            # shown.
+            if flags == STOCK:
+                flags = settings
+            keys, sentences = in_force(library, users)
+            replaced |= _who_computes(library, keys, settings)
+            notes += sentences + _notes(library, model, patched)
+        return Status(
+            flags=flags,
+            models=tuple(choice.settings for choice in choices),
+            replaced=replaced,
+            timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
+            torch=torch.__version__,
+            calls=dict(call_counts.calls),
+            fallbacks=dict(call_counts.fallbacks),
+            model_classes=tuple(choice.model_class for choice in choices),
+            notes=tuple(notes),
+            scope=scope,
+            patched=tuple(patched),
+        )
+
+
+def _who_computes(library: Library, keys: set[Key], settings: Settings) -> dict[str, str]:
+    """The strategy, or "stock", of each of these methods."""
+    strategies = {}
+    for (path, name), replacement in library.replacements.items():
+        if (path, name) in keys:
+            mode = getattr(settings, replacement.component)
+            label = f"{owner_of(path).__name__}.{name}"
+            strategies[label] = replacement.strategies.get(mode, "stock")
+    return strategies
+
+
+def _notes(library: Library, model: nn.Module | None, patched: list[str]) -> list[str]:
+    """What a user may not expect of a library, in sentences."""
+    notes = []
+    for before, note in library.notes.items():
+        if version_of(library) < before:
+            notes.append(note)
+    if library.is_patched:
+        notes += not_served(library, model)
+    elif patched and any(targets(library)):
+        notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
+    return notes
+
+
+def _holding_for_models() -> list[Choice]:
+    """The choices that hold now for models of their own, oldest first."""
+    newest = set()
+    for where in list(every_choices):
+        newest.update(where.choices[-1:])
+    holding = []
+    for choice in known_choices:
+        if choice.model_class and choice in newest:
+            holding.append(choice)
+    return holding

@@ -22,7 +22,7 @@ from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, Context, context_of, why_unsupported
 from .choices import MODES
-from .decide import Ours, serve
+from .decide import serve
 from .library import EXACT_STRATEGIES, Key, Library, Replacement, original
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -149,14 +149,15 @@ def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: Any) ->
         options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
         return resample_linear_kernel(weight, base_size, size, *options)
 
-    return _kernel(key, self, weight, arguments, resampler.interpolation, ours)
+    reason = _unknown_mode(resampler.interpolation)
+    return serve(LIBRARY, key, self, arguments, ours, weight, reason=reason)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     arguments = self, patch_embed, new_size
-    ours = _convolution(patch_embed, new_size, self.interpolation, self.antialias)
-    return _kernel((RESAMPLER, "forward"), self, patch_embed, arguments, self.interpolation, ours)
+    how = self.interpolation, self.antialias
+    return _resampled((RESAMPLER, "forward"), self, arguments, patch_embed, new_size, *how)
 
 
 def resample_patch_embed(
@@ -168,28 +169,34 @@ def resample_patch_embed(
 ) -> Tensor:
     """Modifications: as in resampler_forward."""
     key = FUNCTIONS, "resample_patch_embed"
-    arguments = patch_embed, new_size, interpolation, antialias, verbose
-    ours = _convolution(patch_embed, new_size, interpolation, antialias)
-    return _kernel(key, None, patch_embed, arguments, interpolation, ours)
+    how = interpolation, antialias
+    arguments = patch_embed, new_size, *how, verbose
+    return _resampled(key, None, arguments, patch_embed, new_size, *how)
 
 
-def _convolution(weight: Tensor, size: Any, interpolation: str, antialias: bool) -> Ours:
-    """What resamples the kernel of a convolution."""
+def _resampled(
+    key: Key,
+    module: Any,
+    arguments: Any,
+    weight: Tensor,
+    size: Any,
+    interpolation: str,
+    antialias: bool,
+) -> Tensor:
+    """The resampled kernel of a convolution, as chosen."""
 
     def ours(*_: Any) -> Tensor:
         return resample_patch_kernel(weight, tuple(size), mode=interpolation, antialias=antialias)
 
-    return ours
-
-
-def _kernel(
-    key: Key, module: Any, weight: Tensor, arguments: Any, interpolation: str, ours: Ours
-) -> Tensor:
-    """The resampled patch kernel, as chosen."""
-    reason = None
-    if interpolation not in INTERPOLATIONS:
-        reason = f"a patch kernel with interpolation mode {interpolation!r}"
+    reason = _unknown_mode(interpolation)
     return serve(LIBRARY, key, module, arguments, ours, weight, reason=reason)
+
+
+def _unknown_mode(interpolation: str) -> str | None:
+    """Why timm's own code has to resample a patch kernel, if it has to."""
+    if interpolation in INTERPOLATIONS:
+        return None
+    return f"a patch kernel with interpolation mode {interpolation!r}"
 
 
 # The strategy by the mode of ``pos_embed``; what is missing stays stock. NaFlex batches take the
@@ -262,10 +269,6 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
         ),
     )
 
-_CAT = "timm.layers.pos_embed_sincos:RotaryEmbeddingCat"
-_DINO_V3 = "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3"
-_MROPE = "timm.layers.pos_embed_sincos:RotaryEmbeddingMRope"
-_MIXED = "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed"
 _SAMPLED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _LEARNED = f"{_SAMPLED} pos_embed_antialias"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
@@ -273,30 +276,43 @@ _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 # release after it, another set of names is an error: see ``releases``. To raise ``newest``, read the
 # new release's methods, and write down here what changed.
 READS = {
-    (EMBEDS, "_apply_learned_naflex_pos_embed"): _LEARNED,
-    (EMBEDS, "_apply_learned_naflex_pos_embed_grid_sample"): _SAMPLED,
-    (EMBEDS, "_apply_learned_pos_embed"): _LEARNED,
-    (EMBEDS, "_apply_factorized_naflex_pos_embed"): _FACTORIZED,
-    (EMBEDS, "_apply_factorized_naflex_pos_embed_grid_sample"): _FACTORIZED,
-    (EMBEDS, "_apply_factorized_pos_embed"): _FACTORIZED,
-    (INTERPOLATOR, "resample_linear_weight"): "base_patch_size channels_last in_chans resampler",
-    (RESAMPLER, "forward"): f"{_OWN_INVERSE} orig_size",
-    (VIT, "_generate_rope_naflex"): "num_prefix_tokens rope rope_is_mixed",
-    # What calls it, and the rotary modules, whose results ``_generate_rope_naflex`` hands on.
-    (INTERPOLATOR, "forward"): "base_patch_size resample_conv_weight resample_linear_weight",
-    (_CAT, "get_embed"): "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed "
-    "training",
-    (_CAT, "get_batch_embeds"): "_build_embed_cat _use_cached_embed aug_active bands get_embed "
-    "grid_type ref_feat_shape training",
-    (_DINO_V3, "_create_embed"): "_get_pos_embed_from_coords aug_active grid_indexing grid_offset "
-    "jitter_coords normalize_coords rescale_coords shift_coords training",
-    (_DINO_V3, "_get_pos_embed_from_coords"): "dim periods rotate_half",
-    (_DINO_V3, "get_batch_embeds"): "get_embed",
-    (_MROPE, "get_embed"): "aug_active axis grid_indexing inv_freq jitter_coords rescale_coords "
-    "shift_coords training",
-    (_MIXED, "get_embed"): "aug_active freqs grid_indexing jitter_coords rescale_coords "
-    "shift_coords t_x t_y training",
-    (_MIXED, "get_batch_embeds"): "aug_active freqs get_embed grid_indexing training",
+    EMBEDS: {
+        "_apply_learned_naflex_pos_embed": _LEARNED,
+        "_apply_learned_naflex_pos_embed_grid_sample": _SAMPLED,
+        "_apply_learned_pos_embed": _LEARNED,
+        "_apply_factorized_naflex_pos_embed": _FACTORIZED,
+        "_apply_factorized_naflex_pos_embed_grid_sample": _FACTORIZED,
+        "_apply_factorized_pos_embed": _FACTORIZED,
+    },
+    INTERPOLATOR: {
+        "resample_linear_weight": "base_patch_size channels_last in_chans resampler",
+        # This one calls it.
+        "forward": "base_patch_size resample_conv_weight resample_linear_weight",
+    },
+    RESAMPLER: {"forward": f"{_OWN_INVERSE} orig_size"},
+    VIT: {"_generate_rope_naflex": "num_prefix_tokens rope rope_is_mixed"},
+    # The rotary modules, whose results ``_generate_rope_naflex`` hands on.
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingCat": {
+        "get_embed": "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed "
+        "training",
+        "get_batch_embeds": "_build_embed_cat _use_cached_embed aug_active bands get_embed "
+        "grid_type ref_feat_shape training",
+    },
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3": {
+        "_create_embed": "_get_pos_embed_from_coords aug_active grid_indexing grid_offset "
+        "jitter_coords normalize_coords rescale_coords shift_coords training",
+        "_get_pos_embed_from_coords": "dim periods rotate_half",
+        "get_batch_embeds": "get_embed",
+    },
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingMRope": {
+        "get_embed": "aug_active axis grid_indexing inv_freq jitter_coords rescale_coords "
+        "shift_coords training",
+    },
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed": {
+        "get_embed": "aug_active freqs grid_indexing jitter_coords rescale_coords shift_coords "
+        "t_x t_y training",
+        "get_batch_embeds": "aug_active freqs get_embed grid_indexing training",
+    },
 }
 
 LIBRARY = Library(

@@ -166,18 +166,23 @@ LIBRARY = Library(
     },
     replacements=REPLACEMENTS,
     reads={
-        (
-            SIGLIP2,
-            "forward",
-        ): f"patch_embedding position_embedding position_embedding_size {_RESIZE}",
-        (SIGLIP2, _RESIZE): "LongTensor Tensor arange cat div float32",
-        (COSMOS3, "forward"): "config patch_embedding position_embedding position_embedding_size "
-        f"{_RESIZE}",
-        (COSMOS3, _RESIZE): "LongTensor Tensor cat interpolate",
-        (RADIO, "_embed_packed_patches"): "_interpolate_position_embedding cls_register_token "
-        "patch_projection",
-        (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
-        (HUNYUAN, "forward"): "config interpolate_pos_encoding patch_embedding patch_size",
-        (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
+        SIGLIP2: {
+            "forward": f"patch_embedding position_embedding position_embedding_size {_RESIZE}",
+            _RESIZE: "LongTensor Tensor arange cat div float32",
+        },
+        COSMOS3: {
+            "forward": "config patch_embedding position_embedding position_embedding_size "
+            f"{_RESIZE}",
+            _RESIZE: "LongTensor Tensor cat interpolate",
+        },
+        RADIO: {
+            "_embed_packed_patches": "_interpolate_position_embedding cls_register_token "
+            "patch_projection",
+            "_interpolate_position_embedding": "max_cols max_rows position_embedding",
+        },
+        HUNYUAN: {
+            "forward": "config interpolate_pos_encoding patch_embedding patch_size",
+            "interpolate_pos_encoding": "config embed_dim position_edge position_embedding",
+        },
     },
 )
