@@ -33,7 +33,7 @@ from .choices import (
     parse_settings,
 )
 from .decide import call_counts, settings_for
-from .library import Library, imported_targets, in_place, original, originals, targets
+from .library import Library, in_place, original, originals, owners, places
 from .others import author_of, classes_of, in_force, instances_of, modules_in, not_served
 from .releases import check_supported
 
@@ -115,7 +115,7 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
             known_modules.update(instances_of(classes))
         if strict:
             # Not a derived class that nobody uses.
-            classes = [target.owner for target in targets(library)]
+            classes = list(owners(library).values())
         # The modules in no variable: a traceback would keep them alive.
         _, sentences = in_force(library, [*classes, *known_modules])
     for sentence in sentences:
@@ -128,8 +128,8 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
 def _put_on(library: Library) -> bool:
     """Put ours where the library's own functions are. Whether there was any."""
     replaced = False
-    for owner, name, key in imported_targets(library):
-        method = vars(owner)[name]
+    for owner, key in places(library):
+        method = vars(owner)[key[1]]
         if author_of(method, library) == "original":
             ours = library.replacements[key].function
             # Ours gets the method's name: a pickle of it can be read without this package.
@@ -137,7 +137,7 @@ def _put_on(library: Library) -> bool:
                 setattr(ours, attribute, getattr(method, attribute))
             originals[key] = method
             in_place.add(key)
-            setattr(owner, name, ours)
+            setattr(owner, key[1], ours)
             replaced = True
     return replaced
 
@@ -145,10 +145,10 @@ def _put_on(library: Library) -> bool:
 def _take_off(library: Library) -> None:
     """Put the library's own functions back, where ours is not under another package's."""
     covered = set()
-    for owner, name, key in imported_targets(library):
-        author = author_of(vars(owner).get(name), library)
+    for owner, key in places(library):
+        author = author_of(vars(owner).get(key[1]), library)
         if author == "ours":
-            setattr(owner, name, original(key))
+            setattr(owner, key[1], original(key))
         elif author == "foreign":
             covered.add(key)  # it may still call ours
     in_place.difference_update(library.replacements.keys() - covered)

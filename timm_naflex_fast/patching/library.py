@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -15,14 +15,6 @@ from .choices import Choices
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
-
-
-class Target(NamedTuple):
-    """A place in which ours is put."""
-
-    owner: Any  # the class or module that holds the library's own function
-    name: str  # its name there
-    key: Key
 
 
 class Replacement(NamedTuple):
@@ -97,25 +89,29 @@ def owner_of(path: str) -> Any:
     return module
 
 
-def targets(library: Library) -> Iterator[Target]:
-    """What a library has loaded of all that we replace."""
-    for path, name in library.replacements:
-        owner = owner_of(path)
+def owners(library: Library) -> dict[Key, Any]:
+    """The class or module of Python that each method is in that we replace; of what is loaded."""
+    loaded = {}
+    for key in library.replacements:
+        owner = owner_of(key[0])
         if owner is not None:
-            yield Target(owner, name, (path, name))
+            loaded[key] = owner
+    return loaded
 
 
-def imported_targets(library: Library) -> list[Target]:
+def places(library: Library) -> list[tuple[Any, Key]]:
     """The same, and the modules of the library that imported one of these functions by name."""
-    everywhere = list(targets(library))
-    for owner, name, key in targets(library):
+    everywhere = []
+    for key, owner in owners(library).items():
+        everywhere.append((owner, key))
         if not isinstance(owner, ModuleType):
             continue
         # What ``from module import function`` gave: ours or the library's own, whichever was there.
+        _, name = key
         known = library.replacements[key].function, originals.get(key), vars(owner).get(name)
         for path, module in list(sys.modules.items()):
             if path.startswith(f"{library.name}.") and module is not owner:
                 function = getattr(module, name, None)
-                if function is not None and any(function is each for each in known):
-                    everywhere.append(Target(module, name, key))
+                if function is not None and function in known:
+                    everywhere.append((module, key))
     return everywhere

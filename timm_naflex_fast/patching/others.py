@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .library import Key, Library, in_place, owner_of, targets
+from .library import Key, Library, in_place, owner_of, owners
 
 # What a wrapper consists of, and what it may hold the wrapped function in.
 WRAPPING = (FunctionType, MethodType, functools.partial, CellType, tuple, dict)
@@ -24,7 +24,7 @@ def author_of(function: Any, library: Library) -> str:
     A wrapper can copy the name of what it wraps, but not its ``__globals__``; a proxy has those
     too, and another type.
     """
-    if type(function) is MethodType:
+    if type(function) in (MethodType, staticmethod):
         function = function.__func__
     for replacement in library.replacements.values():
         if function is replacement.function:
@@ -66,8 +66,8 @@ def classes_of(library: Library) -> list[Any]:
     """All loaded classes that have a method of the library's that we replace, the derived ones too;
     and modules of Python that have such a function."""
     classes: list[Any] = []
-    for target in targets(library):
-        classes += with_derived(target.owner)
+    for owner in owners(library).values():
+        classes += with_derived(owner)
     return classes
 
 
@@ -139,24 +139,26 @@ def in_force(library: Library, users: Iterable[Any]) -> tuple[set[Key], list[str
     """
     ours: set[Key] = set()
     stays: dict[str, bool] = {}  # in order
+    homes = owners(library)
     for user in users:
-        for target in targets(library):
-            if target.owner not in line_of(user):
+        line = line_of(user)
+        for key, home in homes.items():
+            if home not in line:
                 continue
-            owner, function = look_up(user, target.name)
+            owner, function = look_up(user, key[1])
             author = author_of(function, library)
             is_called = author != "original"
-            is_hidden = author == "foreign" and target.key not in in_place
-            if owner is not target.owner:
+            is_hidden = author == "foreign" and key not in in_place
+            if owner is not home:
                 # A method of a subclass that names the one it hides calls it, as by super().
                 code = getattr(function, "__code__", None)
                 names = getattr(code, "co_names", ())
-                is_called = target.name in names or calls_ours(function, library)
+                is_called = key[1] in names or calls_ours(function, library)
                 is_hidden = not is_called
             if is_hidden:
-                stays[_sentence(target.name, owner, function)] = True
-            elif is_called and target.key in in_place:
-                ours.add(target.key)
+                stays[_sentence(key[1], owner, function)] = True
+            elif is_called and key in in_place:
+                ours.add(key)
     return ours, list(stays)
 
 

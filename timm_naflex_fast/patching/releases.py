@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any
 
-from .library import Library, owner_of, targets
+from .library import Library, owner_of, owners
 from .others import author_of
 
 
@@ -32,14 +32,15 @@ def check_supported(library: Library) -> None:
     version = version_of(library)
     # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
-    for owner, name, key in targets(library):
-        method = vars(owner).get(name)
+    for key, owner in owners(library).items():
+        label = f"{owner.__name__}.{key[1]}"
+        method = vars(owner).get(key[1])
         if method is None:
-            wrong.append(f"{owner.__name__}.{name} is missing")
+            wrong.append(f"{label} is missing")
         elif author_of(method, library) == "foreign":
             continue
         elif _arguments(method) != _arguments(library.replacements[key].function):
-            wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
+            wrong.append(f"{label} takes {inspect.signature(method)}")
     # Where ours is in place, all were compared before it was.
     if version > library.newest and not library.is_patched:
         wrong += _read_differently(library)

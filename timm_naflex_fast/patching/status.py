@@ -18,7 +18,7 @@ from .install import (
     modules_of,
     tidy,
 )
-from .library import Key, Library, owner_of, targets
+from .library import Key, Library, owners
 from .others import classes_of, in_force, modules_in, not_served
 from .releases import version_of
 
@@ -151,11 +151,11 @@ def status(model: nn.Module | None = None) -> Status:
 def _who_computes(library: Library, keys: set[Key], settings: Settings) -> dict[str, str]:
     """The strategy, or "stock", of each of these methods."""
     strategies = {}
-    for (path, name), replacement in library.replacements.items():
-        if (path, name) in keys:
+    for key, owner in owners(library).items():
+        if key in keys:
+            replacement = library.replacements[key]
             mode = getattr(settings, replacement.component)
-            label = f"{owner_of(path).__name__}.{name}"
-            strategies[label] = replacement.strategies.get(mode, "stock")
+            strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
     return strategies
 
 
@@ -167,7 +167,7 @@ def _notes(library: Library, model: nn.Module | None, patched: list[str]) -> lis
             notes.append(note)
     if library.is_patched:
         notes += not_served(library, model)
-    elif patched and any(targets(library)):
+    elif patched and owners(library):
         notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
     return notes
 

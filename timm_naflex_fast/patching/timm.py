@@ -43,29 +43,29 @@ TABLES: dict[str, tuple[type[Tables], tuple[str, ...]]] = {
 
 
 # Two functions, because ``releases`` compares the names of their arguments with those of timm's.
-def _by_coordinates(name: str, table_type: str) -> Callable[..., None]:
+def _by_coordinates(key: Key) -> Callable[..., None]:
     """The replacement of a method for NaFlex batches."""
 
     def add_by_coordinates(self: Any, x: Tensor, patch_coord: Tensor) -> None:
         """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-        _add(self, name, table_type, x, patch_coord)
+        _add(key, self, x, patch_coord)
 
     return add_by_coordinates
 
 
-def _by_grid_size(name: str, table_type: str) -> Callable[..., None]:
+def _by_grid_size(key: Key) -> Callable[..., None]:
     """The replacement of a method for plain images."""
 
     def add_by_grid_size(self: Any, x: Tensor, grid_size: Any) -> None:
         """Modifications: the chosen strategy, "matmul" for "grid_sample"; two products in a graph."""
-        _add(self, name, table_type, x, grid_size)
+        _add(key, self, x, grid_size)
 
     return add_by_grid_size
 
 
-def _add(embeds: Any, name: str, table_type: str, x: Tensor, layout: Any) -> None:
-    """Add the tables, resampled as chosen, in place of the method ``name``."""
-    kind, names = TABLES[table_type]
+def _add(key: Key, embeds: Any, x: Tensor, layout: Any) -> None:
+    """Add the tables, resampled as chosen."""
+    kind, names = TABLES[embeds.pos_embed_type]
 
     def ours(strategy_name: str, values: tuple[Tensor, ...], context: Context) -> str | None:
         strategy = STRATEGIES[strategy_name]
@@ -89,8 +89,7 @@ def _add(embeds: Any, name: str, table_type: str, x: Tensor, layout: Any) -> Non
 
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
     arguments = embeds, x, layout
-    tables_at = embeds, *names
-    serve(LIBRARY, (EMBEDS, name), embeds, arguments, ours, *tensors, tables_at=tables_at)
+    serve(LIBRARY, key, embeds, arguments, ours, *tensors, tables_at=(embeds, *names))
 
 
 def tables_of(embeds: Any) -> Tables | None:
@@ -215,23 +214,23 @@ _OWN_INVERSE = "_get_or_create_pinv_matrix"
 
 REPLACEMENTS: dict[Key, Replacement] = {}
 for _type in TABLES:
-    _naflex = f"_apply_{_type}_naflex_pos_embed"
-    _sampled = f"{_naflex}_grid_sample"
-    _plain = f"_apply_{_type}_pos_embed"
-    REPLACEMENTS[EMBEDS, _naflex] = Replacement(
+    _naflex = EMBEDS, f"_apply_{_type}_naflex_pos_embed"
+    _sampled = EMBEDS, f"_apply_{_type}_naflex_pos_embed_grid_sample"
+    _plain = EMBEDS, f"_apply_{_type}_pos_embed"
+    REPLACEMENTS[_naflex] = Replacement(
         component="pos_embed",
-        function=_by_coordinates(_naflex, _type),
+        function=_by_coordinates(_naflex),
         strategies=BATCH_STRATEGIES,
-        own={"grid_sample": (EMBEDS, _sampled)},
+        own={"grid_sample": _sampled},
     )
-    REPLACEMENTS[EMBEDS, _sampled] = Replacement(
+    REPLACEMENTS[_sampled] = Replacement(
         component="pos_embed",
-        function=_by_coordinates(_sampled, _type),
+        function=_by_coordinates(_sampled),
         strategies=FLAG_STRATEGIES,
     )
-    REPLACEMENTS[EMBEDS, _plain] = Replacement(
+    REPLACEMENTS[_plain] = Replacement(
         component="pos_embed",
-        function=_by_grid_size(_plain, _type),
+        function=_by_grid_size(_plain),
         strategies=IMAGE_STRATEGIES,
     )
 REPLACEMENTS |= {
