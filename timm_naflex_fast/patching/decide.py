@@ -24,14 +24,16 @@ call_counts = Counts()
 """What counts at present: the counters of the newest ``enable()``."""
 
 
-def settings_for(module: nn.Module | None, library: Library) -> Settings:
-    """What the user chose for this module, else for every model."""
-    if isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling():
-        own = module.__dict__.get(CHOICES_ATTRIBUTE)
-    else:
+def settings_for(module: Any, library: Library) -> Settings:
+    """What the user chose for this module, else for every model; only the latter, if it is none."""
+    own = None
+    if isinstance(module, nn.Module):
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
-        own = getattr(module, CHOICES_ATTRIBUTE, None)
+        if torch.compiler.is_dynamo_compiling():
+            own = getattr(module, CHOICES_ATTRIBUTE, None)
+        else:
+            own = module.__dict__.get(CHOICES_ATTRIBUTE)
     if own is not None and own.settings is not None:
         return own.settings
     # For every model; the property would be one more call in each call.
@@ -41,7 +43,6 @@ def settings_for(module: nn.Module | None, library: Library) -> Settings:
 def serve(
     library: Library,
     key: Key,
-    module: nn.Module | None,
     arguments: tuple[Any, ...],
     ours: Ours,
     *tensors: Tensor,
@@ -55,8 +56,7 @@ def serve(
     Args:
         library: whose replacements have the entry ``key``.
         key: the entry's key.
-        module: whose own settings hold; None: those for every model.
-        arguments: of the library's own method.
+        arguments: of the library's own method, or function; first the module that has the method.
         ours: see ``Ours``.
         tensors: the method's arguments that ours computes with.
         tables_at: a module, and the names of its tensors that ours computes with. They are read
@@ -67,7 +67,7 @@ def serve(
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
-    settings = settings_for(module, library)
+    settings = settings_for(arguments[0], library)
     replacement = library.replacements[key]
     mode = getattr(settings, replacement.component)
     strategy = replacement.strategies.get(mode, "stock")
@@ -77,7 +77,7 @@ def serve(
     else:
         result = reason
         if reason is None and replacement.skips:
-            result = overridden_by(library, module, replacement.skips)
+            result = overridden_by(library, arguments[0], replacement.skips)
         if result is None:
             result = by_ours(ours, strategy, tensors, tables_at)
         if not isinstance(result, str):

@@ -89,7 +89,7 @@ def _add(key: Key, embeds: Any, x: Tensor, layout: Any) -> None:
 
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
     arguments = embeds, x, layout
-    serve(LIBRARY, key, embeds, arguments, ours, *tensors, tables_at=(embeds, *names))
+    serve(LIBRARY, key, arguments, ours, *tensors, tables_at=(embeds, *names))
 
 
 def tables_of(embeds: Any) -> Tables | None:
@@ -128,7 +128,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
         return batched_rope(rope, patch_coord.to(x.device), x.dtype, traceable=traceable)
 
     key = VIT, "_generate_rope_naflex"
-    return serve(LIBRARY, key, self, (self, x, patch_coord), ours, reason=reason)
+    return serve(LIBRARY, key, (self, x, patch_coord), ours, reason=reason)
 
 
 def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: Any) -> Tensor:
@@ -149,14 +149,14 @@ def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: Any) ->
         return resample_linear_kernel(weight, base_size, size, *options)
 
     reason = _unknown_mode(resampler.interpolation)
-    return serve(LIBRARY, key, self, arguments, ours, weight, reason=reason)
+    return serve(LIBRARY, key, arguments, ours, weight, reason=reason)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     arguments = self, patch_embed, new_size
     how = self.interpolation, self.antialias
-    return _resampled((RESAMPLER, "forward"), self, arguments, patch_embed, new_size, *how)
+    return _resampled((RESAMPLER, "forward"), arguments, patch_embed, new_size, *how)
 
 
 def resample_patch_embed(
@@ -170,12 +170,11 @@ def resample_patch_embed(
     key = FUNCTIONS, "resample_patch_embed"
     how = interpolation, antialias
     arguments = patch_embed, new_size, *how, verbose
-    return _resampled(key, None, arguments, patch_embed, new_size, *how)
+    return _resampled(key, arguments, patch_embed, new_size, *how)
 
 
 def _resampled(
     key: Key,
-    module: Any,
     arguments: Any,
     weight: Tensor,
     size: Any,
@@ -188,7 +187,7 @@ def _resampled(
         return resample_patch_kernel(weight, tuple(size), mode=interpolation, antialias=antialias)
 
     reason = _unknown_mode(interpolation)
-    return serve(LIBRARY, key, module, arguments, ours, weight, reason=reason)
+    return serve(LIBRARY, key, arguments, ours, weight, reason=reason)
 
 
 def _unknown_mode(interpolation: str) -> str | None:

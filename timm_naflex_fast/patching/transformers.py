@@ -108,7 +108,7 @@ def _with_embeddings(
         options: see above.
         tokens: what the method returns, from the position embeddings.
     """
-    module, pixel_values, sizes = arguments
+    _, pixel_values, sizes = arguments
     # HunYuan-VL's mode stands in the model's configuration, and may be any of PyTorch's.
     reason = None
     if options["mode"] not in INTERPOLATIONS:
@@ -128,9 +128,7 @@ def _with_embeddings(
             resample = _outside_graphs
         return tokens(resample(table, sizes, strategy=strategy, **options))
 
-    return serve(
-        LIBRARY, key, module, arguments, ours, pixel_values, tables_at=table_at, reason=reason
-    )
+    return serve(LIBRARY, key, arguments, ours, pixel_values, tables_at=table_at, reason=reason)
 
 
 def _project(embeddings: Any, pixel_values: Tensor) -> Tensor:
