@@ -8,7 +8,8 @@ __all__ = ["Handle", "Status", "disable", "enable", "functional", "status"]
 
 if TYPE_CHECKING:
     from . import functional
-    from .patching.install import Handle, Status, disable, enable, status
+    from .patching.install import Handle, disable, enable
+    from .patching.status import Status, status
 else:
     # A checker of types that saw this function would take every name for a public one.
     def __getattr__(name: str) -> object:
@@ -16,7 +17,8 @@ else:
         if name == "functional":
             return import_module(".functional", __name__)
         if name in __all__:
-            return getattr(import_module(".patching.install", __name__), name)
+            home = "status" if name in ("Status", "status") else "install"
+            return getattr(import_module(f".patching.{home}", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -186,7 +186,7 @@ def test_what_nobody_can_end_is_forgotten_when_a_newer_one_hides_it():
             with enable("stock", model=model):
                 assert uses(model) == "stock"
             assert uses(model) == mode
-    assert len(install._choices) <= 3
+    assert len(install.known_choices) <= 3
     other.restore()
 
 

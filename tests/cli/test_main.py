@@ -16,7 +16,6 @@ import torch
 
 import timm_naflex_fast
 from timm_naflex_fast.cli.main import COMMANDS, call, main
-from timm_naflex_fast.patching import install
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
 HEAVY = """
@@ -48,7 +47,7 @@ def test_the_packages_names_are_found_when_asked_for():
     names = ["Handle", "Status", "disable", "enable", "functional", "status"]
     assert sorted(timm_naflex_fast.__all__) == names
     assert sorted(name for name in dir(timm_naflex_fast) if not name.startswith("__")) == names
-    for module in (timm_naflex_fast, timm_naflex_fast.functional, install):
+    for module in (timm_naflex_fast, timm_naflex_fast.functional):
         assert all(hasattr(module, name) for name in {*dir(module), *module.__all__})
     with pytest.raises(AttributeError, match="has no attribute 'enabled'"):
         timm_naflex_fast.enabled  # noqa: B018

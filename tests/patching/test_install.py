@@ -190,7 +190,7 @@ def test_a_subclass_that_hides_ours_is_named_and_an_error_under_strict_where_a_m
     assert f"NaFlexEmbeds.{LEARNED}" not in status(model).replaced
     # Other tests would be told of it too.
     disable()
-    del model, hidden, called, said
+    del model, owner, hidden, called, said
     gc.collect()
 
 

@@ -30,9 +30,10 @@ def newer(monkeypatch):
 
 
 def test_each_method_that_would_be_compared_is_there(newer):
-    for path, name in LIBRARY.reads:
+    for path, methods in LIBRARY.reads.items():
         module, _, owner = path.partition(":")
-        assert hasattr(getattr(importlib.import_module(module), owner), name)
+        for name in methods:
+            assert hasattr(getattr(importlib.import_module(module), owner), name)
 
 
 @pytest.mark.usefixtures("clean")
@@ -96,13 +97,12 @@ def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
 
 
 def test_what_is_refused_whatever_the_version(monkeypatch):
-    forward = lambda self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False: (
-        None
-    )
-    monkeypatch.setattr(PatchEmbedInterpolator, "forward", defined_in(patch_embed, forward))
+    name = "resample_linear_weight"
+    changed = lambda self, weight, target_patch_size, gain=None: None
+    monkeypatch.setattr(PatchEmbedInterpolator, name, defined_in(patch_embed, changed))
     monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
     missing = "NaFlexEmbeds._apply_factorized_pos_embed is missing"
-    refused("PatchEmbedInterpolator.forward takes (self, patches", "is_linear=False", missing)
+    refused(f"PatchEmbedInterpolator.{name} takes (self, weight", "gain=None", missing)
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
     monkeypatch.delattr(patch_embed, "PatchEmbedInterpolator")

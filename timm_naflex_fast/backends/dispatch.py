@@ -14,7 +14,7 @@ model under ``torch.func`` timm's own code runs.
 
 The way of a call in eager code, where the table is frozen and its grids came before::
 
-    timm's method -> patching/timm._apply      asks decide.choose whether ours runs, and counts after it
+    timm's method -> decide.serve              asks whether ours runs, and counts after it
                   -> dispatch.add              checks the shapes, picks a backend
                   -> layout.Coordinates.plan   reads the grids, groups the samples
                   -> eager.add_plan            nobody trains and no mode watches: no word to autograd

@@ -33,7 +33,7 @@ def info(options: argparse.Namespace) -> int:
     announce("looking at this installation ...")
     import torch
 
-    from ..patching.install import status
+    from ..patching.status import status
 
     rows = {}
     # From the metadata, not from the modules: to import all of them would take a minute.

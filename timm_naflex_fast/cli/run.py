@@ -135,7 +135,7 @@ def _report(wanted: dict[str, Any]) -> None:
     has_computed = False
     text = f"this process did not import {names}, so nothing was patched in it"
     if imported:
-        from ..patching.install import status
+        from ..patching.status import status
 
         now = status()
         has_computed = bool(now.calls)

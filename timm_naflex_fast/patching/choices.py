@@ -20,7 +20,7 @@ from ..names import STRATEGY_NAMES, StrategyName, did_you_mean
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
 VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
-# The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
+EXACT = {"patch_embed": "matmul", "rope": "batched"}  # with every mode but "stock"
 ALIASES = {"matmul_resample": "matmul"}
 CHOICES_ATTRIBUTE = "_naflex_fast_own"
 
@@ -64,10 +64,9 @@ def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Setti
         ValueError: an unknown name, with the valid ones.
     """
     mode = check_name("mode", mode, MODES)
-    modes = {}
-    for component, valid in VALID_MODES.items():
-        modes[component] = "stock" if mode == "stock" else valid[-1]
-    modes["pos_embed"] = mode
+    modes = {"pos_embed": mode}
+    if mode != "stock":
+        modes |= EXACT
     for component, name in overrides.items():
         if name is not None:
             modes[component] = check_name(component, name, VALID_MODES[component])

@@ -1,113 +1,121 @@
-"""What computes a component now: ours, as chosen, or the library's own code; and the counts.
+"""What serves a call: ours, as chosen, or the library's own code; and the counts.
 
-``choose`` tells, and ``count`` counts it.
+Every function that we put in a library hands its calls to ``serve``.
 """
 
 import re
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..tracing import Context, constant_while_traced, context_of, why_unsupported
 from .choices import CHOICES_ATTRIBUTE, STOCK, Counts, Settings
-from .library import Key, Library
+from .library import Key, Library, original
 from .others import overridden_by
 
-
-class Decision(NamedTuple):
-    """What computes a component."""
-
-    strategy: str  # "stock": the library's own code
-    settings: Settings  # of the module, else those for every model
-    tables: tuple[Tensor, ...] = ()
-    context: Context = None
-    reason: str | None = None  # why the library's own code has to run, if ours was chosen
-
+Ours = Callable[[str, tuple[Tensor, ...], Context], Any]
+"""Computes a method's result: by a strategy, from the tables, in the context that ``context_of``
+tells. Or it says in words why the library's own code has to run."""
 
 call_counts = Counts()
 """What counts at present: the counters of the newest ``enable()``."""
 
 
-def settings_for(module: nn.Module | None, library: Library) -> Settings:
-    """What the user chose for this module, else for every model."""
-    if isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling():
-        own = module.__dict__.get(CHOICES_ATTRIBUTE)
-    else:
+def settings_for(module: Any, library: Library) -> Settings:
+    """What the user chose for this module, else for every model; only the latter, if it is none."""
+    own = None
+    if isinstance(module, nn.Module):
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
-        own = getattr(module, CHOICES_ATTRIBUTE, None)
+        if torch.compiler.is_dynamo_compiling():
+            own = getattr(module, CHOICES_ATTRIBUTE, None)
+        else:
+            own = module.__dict__.get(CHOICES_ATTRIBUTE)
     if own is not None and own.settings is not None:
         return own.settings
     # For every model; the property would be one more call in each call.
     return library.choices.settings or STOCK
 
 
-def choose(
+def serve(
     library: Library,
     key: Key,
-    module: nn.Module | None,
+    arguments: tuple[Any, ...],
+    ours: Ours,
     *tensors: Tensor,
     tables_at: tuple[Any, ...] = (),
     reason: str | None = None,
-) -> Decision:
-    """What computes a component, and from what. Not counted.
+) -> Any:
+    """The result of a method: by ours, or by the library's own code, as chosen.
+
+    It is counted once: before the library's own code, or after ours.
 
     Args:
         library: whose replacements have the entry ``key``.
         key: the entry's key.
-        module: whose own settings hold; None: those for every model.
-        tensors: the method's arguments that the component computes with.
-        tables_at: a module, and the names of its tensors that the component computes with. They are
-            read once, and only if ours may run: a parametrized table is computed anew each time
-            that it is read.
+        arguments: of the library's own method, or function; first the module that has the method.
+        ours: see ``Ours``.
+        tensors: the method's arguments that ours computes with.
+        tables_at: a module, and the names of its tensors that ours computes with. They are read
+            once, and only if ours may run: a parametrized table is computed anew each time that it
+            is read.
         reason: why the library's own code has to run, if the caller knows.
-    """
-    settings = settings_for(module, library)
-    replacement = library.replacements[key]
-    strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
-    if strategy == "stock":
-        return Decision("stock", settings)
-
-    # Ours was chosen. Does anything forbid it? First what costs least to ask.
-    if reason is None and replacement.skips:
-        reason = overridden_by(library, module, replacement.skips)
-    if reason is not None:
-        return Decision("stock", settings, reason=reason)
-
-    # Then what reads the tables; and of all tensors at once, whether our sums can take them.
-    tables: tuple[Tensor, ...] = ()
-    for name in tables_at[1:]:
-        tables += (getattr(tables_at[0], name),)
-    context = None
-    if tensors or tables:
-        context = context_of(*tensors, *tables)
-    if context is not None:
-        reason = why_unsupported(*tensors, *tables)
-        if reason is not None:
-            return Decision("stock", settings, reason=reason)
-    return Decision(strategy, settings, tables, context)
-
-
-def count(library: Library, key: Key, decision: Decision) -> None:
-    """Count what a decision lets run, once: before the library's own code, or after ours.
 
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
-    if decision.reason is not None and decision.settings.strict:
-        needs = f"{decision.reason} needs {library.name}'s own code"
-        raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
-    component = library.replacements[key].component
-    record_call(component, decision.strategy, decision.reason, library.name)
+    settings = settings_for(arguments[0], library)
+    replacement = library.replacements[key]
+    mode = getattr(settings, replacement.component)
+    strategy = replacement.strategies.get(mode, "stock")
+    own = key
+    if strategy == "stock":
+        reason = None
+    else:
+        result = reason
+        if reason is None and replacement.skips:
+            result = overridden_by(library, arguments[0], replacement.skips)
+        if result is None:
+            result = by_ours(ours, strategy, tensors, tables_at)
+        if not isinstance(result, str):
+            record_call(replacement.component, strategy, None, library.name)
+            return result
+        if settings.strict:
+            needs = f"{result} needs {library.name}'s own code"
+            raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
+        reason = result
+        own = replacement.own.get(mode, key)
+    if replacement.counts_own:
+        record_call(replacement.component, "stock", reason, library.name)
+    return original(own)(*arguments)
 
 
-def lacks_operator(device: torch.device, error: NotImplementedError) -> str:
-    """Why the library's own code runs where a device lacks an operator of ours, in words."""
-    named = re.search(r"aten[.:]+\w+", str(error))
-    operator = "an operator" if named is None else named.group()
-    return f"a device ({device.type}) without {operator}"
+def by_ours(
+    ours: Ours, strategy: str, tensors: tuple[Tensor, ...], tables_at: tuple[Any, ...]
+) -> Any:
+    """The result of ours; or in words why the library's own code has to run."""
+    tables: tuple[Tensor, ...] = ()
+    for name in tables_at[1:]:
+        tables += (getattr(tables_at[0], name),)
+    context = None
+    if tensors:
+        context = context_of(*tensors, *tables)
+    # Of all tensors at once: can our sums take them?
+    if context is not None:
+        reason = why_unsupported(*tensors, *tables)
+        if reason is not None:
+            return reason
+    try:
+        return ours(strategy, tables, context)
+    except NotImplementedError as error:
+        if not tensors:
+            raise
+        named = re.search(r"aten[.:]+\w+", str(error))
+        operator = "an operator" if named is None else named.group()
+        return f"a device ({tensors[0].device.type}) without {operator}"
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard

@@ -15,7 +15,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable
-from dataclasses import replace
 from weakref import WeakSet
 
 from torch import nn
@@ -28,34 +27,15 @@ from .choices import (
     Choices,
     Counts,
     Mode,
-    Settings,
     check_name,
     every_choices,
     lock,
     parse_settings,
 )
-from .decide import call_counts
-from .library import (
-    Library,
-    Target,
-    imported_targets,
-    in_place,
-    original,
-    originals,
-    targets,
-)
-from .others import (
-    author_of,
-    foreign_methods,
-    modules_in,
-    modules_with_foreign_methods,
-    not_served,
-    users_in,
-)
+from .decide import call_counts, settings_for
+from .library import Library, in_place, original, originals, owners, places
+from .others import author_of, classes_of, in_force, instances_of, modules_in, not_served
 from .releases import check_supported
-from .status import Status, describe
-
-__all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
 # Each has a file here of its name, with its ``LIBRARY``. A model that we speed up contains one of
 # these classes.
@@ -65,10 +45,10 @@ LIBRARIES = {
     "HunYuanVLVisionPatchEmbed",
 }
 
-_choices: list[Choice] = []  # all that can still hold, oldest first
-# Those that were given choices of their own, or have a method of their own in place of ours.
-_modules: WeakSet[nn.Module] = WeakSet()
-_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
+known_choices: list[Choice] = []  # all that can still hold, oldest first
+# Those that were there when ours was put on, or were given choices of their own.
+known_modules: WeakSet[nn.Module] = WeakSet()
+known_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
 def _import_library(name: str, *, all_parts: bool) -> Library:
@@ -93,36 +73,16 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
         raise RuntimeError(
             f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}"
         ) from error
-    return _libraries.setdefault(name, library)
+    return known_libraries.setdefault(name, library)
 
 
-def _imported_libraries() -> list[Library]:
+def imported_libraries() -> list[Library]:
     """Those that this process has imported. Not to be called while the lock is held."""
     imported = []
     for name in LIBRARIES:
         if sys.modules.get(name):
             imported.append(_import_library(name, all_parts=False))
     return imported
-
-
-def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> bool:
-    """Put ours where the libraries' own functions are, and say what stays of other packages'.
-
-    All is checked before the first is replaced. Whether any was replaced.
-
-    Raises:
-        RuntimeError: a release that is not supported, or, under ``strict``, a method that stays.
-    """
-    ready = {library: _not_yet_ours(library) for library in libraries}
-    for library, places in ready.items():
-        _say_what_stays(library, places, modules, settings)
-        check_supported(library, places)
-    for library, places in ready.items():
-        for owner, name, key in places:
-            originals[key] = vars(owner)[name]
-            in_place.add(key)
-            setattr(owner, name, library.replacements[key].function)
-    return any(ready.values())
 
 
 def _forget_graphs() -> None:
@@ -138,60 +98,63 @@ def _forget_graphs() -> None:
         forget()
 
 
-def _not_yet_ours(library: Library) -> list[Target]:
-    """Where ours is to be put. A missing method is an error that the check raises."""
-    ready = []
-    for target in imported_targets(library):
-        method = vars(target.owner).get(target.name)
-        if method is None or author_of(method, library) == "original":
-            ready.append(target)
-    return ready
-
-
-def _say_what_stays(
-    library: Library, ready: list[Target], modules: list[nn.Module], settings: Settings
-) -> None:
+def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
     """Warn of what other packages have changed or saved before, in one model or everywhere.
 
     Raises:
-        RuntimeError: there is such a thing, and the settings are ``strict``.
+        RuntimeError: there is such a thing, and ``strict`` forbids it.
     """
-    # The modules of all models are searched when ours is put on, and not again while it is there.
-    # In a weak set, because a traceback keeps alive what the functions hold.
-    overriding: WeakSet[nn.Module] = WeakSet()
-    if ready and not modules:
-        overriding.update(modules_with_foreign_methods(library))
-    if overriding:
-        # A module with hooks refers to itself: one that nobody holds may still be there.
-        gc.collect()
-    _modules.update(overriding)
-
-    users = users_in(library, modules)
-    if settings.strict and not modules:
-        # Not a derived class that nobody uses.
-        users = [target.owner for target in targets(library)]
-    for sentence in foreign_methods(library, [*users, *overriding]):
+    if modules:
+        _, sentences = in_force(library, modules)
+    else:
+        classes = classes_of(library)
+        if strict:
+            gc.collect()  # a module with hooks refers to itself, and may be there unused
+        # All objects are searched when ours is put on, and not again while it is there.
+        if not library.is_patched:
+            known_modules.update(instances_of(classes))
+        if strict:
+            # Not a derived class that nobody uses.
+            classes = list(owners(library).values())
+        # The modules in no variable: a traceback would keep them alive.
+        _, sentences = in_force(library, [*classes, *known_modules])
+    for sentence in sentences:
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-        if settings.strict:
+        if strict:
             raise RuntimeError(f"{message}. Nothing was changed")
-        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=4)
+        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=3)
+
+
+def _put_on(library: Library) -> bool:
+    """Put ours where the library's own functions are. Whether there was any."""
+    replaced = False
+    for owner, key in places(library):
+        method = vars(owner)[key[1]]
+        if author_of(method, library) == "original":
+            ours = library.replacements[key].function
+            # Ours gets the method's name: a pickle of it can be read without this package.
+            for attribute in ("__module__", "__name__", "__qualname__"):
+                setattr(ours, attribute, getattr(method, attribute))
+            originals[key] = method
+            in_place.add(key)
+            setattr(owner, key[1], ours)
+            replaced = True
+    return replaced
 
 
 def _take_off(library: Library) -> None:
     """Put the library's own functions back, where ours is not under another package's."""
     covered = set()
-    for owner, name, key in imported_targets(library):
-        author = author_of(vars(owner).get(name), library)
+    for owner, key in places(library):
+        author = author_of(vars(owner).get(key[1]), library)
         if author == "ours":
-            setattr(owner, name, original(key))
+            setattr(owner, key[1], original(key))
         elif author == "foreign":
             covered.add(key)  # it may still call ours
-    for key in library.replacements:
-        if key not in covered:
-            in_place.discard(key)
+    in_place.difference_update(library.replacements.keys() - covered)
 
 
-def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
+def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     """The modules in ``model`` whose methods are replaced, and the libraries that they are of.
 
     Raises:
@@ -199,39 +162,35 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     """
     modules: list[nn.Module] = []
     libraries: list[Library] = []
-    sentences = []
+    names = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
+    sentences = [f"{type(model).__name__} contains {names}"]
     if isinstance(model, nn.Module):
         # Of a library that is not imported there is no module in the model.
-        for library in _imported_libraries():
+        for library in imported_libraries():
             inside = modules_in(library, model)
             if inside:
                 modules += inside
                 libraries.append(library)
             sentences += not_served(library, model)
     if not modules:
-        missing = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
-        sentences = [
-            f"{type(model).__name__} contains {missing}",
-            *sentences,
-            "valid is any torch.nn.Module that contains one of them",
-        ]
+        sentences.append("valid is any torch.nn.Module that contains one of them")
         raise ValueError("; ".join(sentences))
     return modules, libraries
 
 
 def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
     """Let a choice hold: for these modules or, without any, for every model of its libraries."""
-    _choices.append(choice)
+    known_choices.append(choice)
     if not choice.model_class:
         for library in choice.libraries:
             library.choices.add(choice)
     for module in modules:
-        own = vars(module).get(CHOICES_ATTRIBUTE)
-        if own is None:  # also in a module that was unpickled
-            own = vars(module)[CHOICES_ATTRIBUTE] = Choices()
+        # None in a module that was unpickled.
+        own = vars(module).get(CHOICES_ATTRIBUTE) or Choices()
         own.add(choice)
-        _modules.add(module)
-    _tidy()
+        vars(module)[CHOICES_ATTRIBUTE] = own
+        known_modules.add(module)
+    tidy()
 
 
 def _end(choices: Iterable[Choice]) -> None:
@@ -242,31 +201,31 @@ def _end(choices: Iterable[Choice]) -> None:
     for where in list(every_choices):
         where.update()
     # A module without choices is left as it was before the first.
-    for module in list(_modules):
+    for module in list(known_modules):
         own = vars(module).get(CHOICES_ATTRIBUTE)
         if own is not None and own.settings is None:
             del vars(module)[CHOICES_ATTRIBUTE]
-    _tidy()
+    tidy()
 
 
-def _tidy() -> None:
+def tidy() -> None:
     """Forget choices that hold nowhere any more, and take ours off where no choice needs it."""
     # A choice for a model is alive as long as the model is, or a copy that was made of it.
     alive = set()
     for where in list(every_choices):
         alive.update(where.choices)
-    _choices[:] = [choice for choice in _choices if choice in alive]
+    known_choices[:] = [choice for choice in known_choices if choice in alive]
 
     # What runs is counted for the newest.
-    newest = _choices[-1].counts if _choices else Counts()
+    newest = known_choices[-1].counts if known_choices else Counts()
     call_counts.calls = newest.calls
     call_counts.fallbacks = newest.fallbacks
 
     needed: set[Library] = set()
-    for choice in _choices:
+    for choice in known_choices:
         if choice.settings != STOCK:
             needed.update(choice.libraries)
-    for library in _libraries.values():
+    for library in known_libraries.values():
         if library not in needed:
             _take_off(library)
 
@@ -282,6 +241,7 @@ class Handle:
     def __init__(self, choice: Choice) -> None:
         self.flags = choice.settings
         self._choice = choice
+        choice.handle = weakref.ref(self)
 
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
@@ -357,10 +317,9 @@ def enable(
     if model is None:
         libraries = [_import_library(name, all_parts=True) for name in names]
     else:
-        modules, libraries = _modules_of(model)
+        modules, libraries = modules_of(model)
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
-
         if strict and settings.pos_embed != "stock":
             for sentence in not_served(each, model):
                 raise RuntimeError(f"{sentence}. Nothing was changed")
@@ -368,13 +327,16 @@ def enable(
     model_class = "" if model is None else type(model).__name__
     choice = Choice(settings, model_class, tuple(libraries))
     handle = Handle(choice)
-    choice.handle = weakref.ref(handle)
-    puts_on = False
+    replaced = []
     with lock:
         if settings != STOCK:
-            puts_on = _put_on(libraries, modules, settings)
+            # All is checked before the first is replaced.
+            for each in libraries:
+                check_supported(each)
+                _say_what_stays(each, modules, strict=strict)
+            replaced = [_put_on(each) for each in libraries]
         _begin(choice, modules)
-    if puts_on:
+    if any(replaced):
         _forget_graphs()
     return handle
 
@@ -397,50 +359,14 @@ def disable(model: nn.Module | None = None) -> None:
     if model is None:
         with lock:
             kept.clear_all()
-            _end(_choices)
+            _end(known_choices)
         return
-    modules, libraries = _modules_of(model)
+    modules, libraries = modules_of(model)
     with lock:
-        if any(library.settings != STOCK for library in libraries):
-            counts = replace(call_counts)  # what was counted goes on
+        if any(settings_for(None, library) != STOCK for library in libraries):
+            counts = known_choices[-1].counts  # what was counted goes on
             _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
             return
         for module in modules:
             vars(module).pop(CHOICES_ATTRIBUTE, None)
-        _tidy()
-
-
-def status(model: nn.Module | None = None) -> Status:
-    """What is replaced by what at present, for every model or for one, and what has run since.
-
-    Raises:
-        ValueError: ``model`` contains nothing that is replaced.
-
-    >>> status().calls
-    {}
-    """
-    if model is None:
-        libraries = _imported_libraries()
-    else:
-        modules, libraries = _modules_of(model)
-    with lock:
-        _tidy()
-        patched = []
-        for library in _libraries.values():
-            if library.is_patched:
-                patched.append(library.name)
-        if model is not None:
-            return describe(libraries, patched, model, modules)
-        return describe(libraries, patched, choices=_holding_for_models(), more=list(_modules))
-
-
-def _holding_for_models() -> list[Choice]:
-    """The choices that hold now for models of their own, oldest first."""
-    newest = set()
-    for where in list(every_choices):
-        newest.update(where.choices[-1:])
-    holding = []
-    for choice in _choices:
-        if choice.model_class and choice in newest:
-            holding.append(choice)
-    return holding
+        tidy()

@@ -4,25 +4,17 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from ..resampling.spec import LOOP
 from ..strategies import STRATEGIES
-from .choices import STOCK, Choices, Settings
+from .choices import Choices
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
-
-
-class Target(NamedTuple):
-    """A place in which ours is put."""
-
-    owner: Any  # the class or module that holds the library's own function
-    name: str  # its name there
-    key: Key
 
 
 class Replacement(NamedTuple):
@@ -35,6 +27,10 @@ class Replacement(NamedTuple):
     # The methods of the module, or of an attribute of it ("rope.get_embed"), that the library's
     # code calls and ours does not: if another has changed one, ours may not run.
     skips: tuple[str, ...] = ()
+    # By the component's mode: the library's own method that has its result, if it is another one.
+    own: Mapping[str, Key] = MappingProxyType({})
+    # False: the library's own method calls another one that ours replaces, and that is counted.
+    counts_own: bool = True
 
 
 @dataclass(eq=False)
@@ -46,27 +42,14 @@ class Library:
     newest: tuple[int, ...]  # of the releases that we know
     modes: tuple[str, ...]  # of the position embeddings
     replacements: Mapping[Key, Replacement]
-    # The attributes that the newest known release names in what we replace or have copied.
-    reads: Mapping[Key, str]
+    # By class and method: the attributes that the newest known release names in what we replace or
+    # have copied.
+    reads: Mapping[str, Mapping[str, str]]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
     # Classes ("module:Class") that a user may take for one of ours, and what they are, in words.
     not_served: Mapping[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)  # for every model that has none of its own
-
-    def __post_init__(self) -> None:
-        """Ours gets the name of the library's own: a pickle can be read without this package."""
-        for (path, name), replacement in self.replacements.items():
-            module, _, cls = path.partition(":")
-            function = replacement.function
-            function.__module__ = module
-            function.__name__ = name
-            function.__qualname__ = f"{cls}.{name}" if cls else name
-
-    @property
-    def settings(self) -> Settings:
-        """Those for every model that has none of its own."""
-        return self.choices.settings or STOCK
 
     @property
     def is_patched(self) -> bool:
@@ -91,18 +74,10 @@ in_place: set[Key] = set()
 def original(key: Key) -> Callable[..., Any]:
     """The library's own method or function: ours calls it where ours may not compute."""
     function = originals.get(key)
-    return _loaded(key) if function is None else function
-
-
-def without_ours(key: Key) -> Callable[..., Any]:
-    """What a class has now, but never ours: another package may have replaced the library's own."""
-    return originals[key] if key in in_place else _loaded(key)
-
-
-def _loaded(key: Key) -> Callable[..., Any]:
-    """What the library has now, ours too."""
-    path, name = key
-    return getattr(owner_of(path), name)
+    if function is None:
+        path, name = key
+        function = getattr(owner_of(path), name)
+    return function
 
 
 def owner_of(path: str) -> Any:
@@ -114,26 +89,29 @@ def owner_of(path: str) -> Any:
     return module
 
 
-def targets(library: Library) -> Iterator[Target]:
-    """What a library has loaded of all that we replace."""
-    for path, name in library.replacements:
-        owner = owner_of(path)
+def owners(library: Library) -> dict[Key, Any]:
+    """The class or module of Python that each method is in that we replace; of what is loaded."""
+    loaded = {}
+    for key in library.replacements:
+        owner = owner_of(key[0])
         if owner is not None:
-            yield Target(owner, name, (path, name))
+            loaded[key] = owner
+    return loaded
 
 
-def imported_targets(library: Library) -> list[Target]:
+def places(library: Library) -> list[tuple[Any, Key]]:
     """The same, and the modules of the library that imported one of these functions by name."""
-    everywhere = list(targets(library))
-    for home in list(everywhere):
-        now = vars(home.owner).get(home.name)
-        if not isinstance(home.owner, ModuleType) or now is None:
+    everywhere = []
+    for key, owner in owners(library).items():
+        everywhere.append((owner, key))
+        if not isinstance(owner, ModuleType):
             continue
         # What ``from module import function`` gave: ours or the library's own, whichever was there.
-        known = (library.replacements[home.key].function, originals.get(home.key, now))
-        for name, module in list(sys.modules.items()):
-            function = getattr(module, "__dict__", {}).get(home.name)
-            is_known = any(function is each for each in known)
-            if is_known and module is not home.owner and name.startswith(f"{library.name}."):
-                everywhere.append(Target(module, home.name, home.key))
+        _, name = key
+        known = library.replacements[key].function, originals.get(key), vars(owner).get(name)
+        for path, module in list(sys.modules.items()):
+            if path.startswith(f"{library.name}.") and module is not owner:
+                function = getattr(module, name, None)
+                if function is not None and function in known:
+                    everywhere.append((module, key))
     return everywhere

@@ -6,24 +6,25 @@ Nothing here changes anything.
 import functools
 import gc
 from collections.abc import Collection, Iterable
-from types import FunctionType, MethodType
-from typing import Any, Literal
+from types import CellType, FunctionType, MethodType
+from typing import Any
 
 import torch
 from torch import nn
 
-from .library import Library, Target, in_place, owner_of, targets
+from .library import Key, Library, in_place, owner_of, owners
 
-Author = Literal["ours", "original", "foreign"]
+# What a wrapper consists of, and what it may hold the wrapped function in.
+WRAPPING = (FunctionType, MethodType, functools.partial, CellType, tuple, dict)
 
 
-def author_of(function: Any, library: Library) -> Author:
+def author_of(function: Any, library: Library) -> str:
     """Who wrote a function: "ours", "original", or "foreign", which may wrap one of the others.
 
     A wrapper can copy the name of what it wraps, but not its ``__globals__``; a proxy has those
     too, and another type.
     """
-    if type(function) is MethodType:
+    if type(function) in (MethodType, staticmethod):
         function = function.__func__
     for replacement in library.replacements.values():
         if function is replacement.function:
@@ -42,50 +43,40 @@ def defined_in(function: Any) -> str:
     return str(function.__globals__.get("__name__", ""))
 
 
-def calls_ours(function: Any, library: Library, deepest: int = 8) -> bool:
+def calls_ours(function: Any, library: Library) -> bool:
     """Whether it is ours, or wraps ours: a bound method, a partial, ``functools.wraps``, a closure.
 
     accelerate's hooks keep the bound ``forward`` of before. If that was ours, ours runs.
     """
-    if author_of(function, library) == "ours":
-        return True
-    parts = _parts(function) if deepest else []
-    return any(calls_ours(part, library, deepest - 1) for part in parts)
+    seen = set()
+    waiting = [function]
+    while waiting:
+        part = waiting.pop()
+        if author_of(part, library) == "ours":
+            return True
+        # What it refers to, but for its module: a function does not call all that is there.
+        seen |= {id(part), id(getattr(part, "__globals__", None))}
+        for inside in gc.get_referents(part):
+            if type(inside) in WRAPPING and id(inside) not in seen:
+                waiting.append(inside)
+    return False
 
 
-def _parts(function: Any) -> list[Any]:
-    """What a wrapper may call, as far as it shows."""
-    parts = [getattr(function, "__wrapped__", None)]
-    if isinstance(function, functools.partial):
-        parts.append(function.func)
-    if type(function) is MethodType:
-        parts.append(function.__func__)
-    if type(function) is FunctionType:
-        parts += function.__defaults__ or ()
-        parts += (function.__kwdefaults__ or {}).values()
-        for cell in function.__closure__ or ():
-            try:
-                parts.append(cell.cell_contents)
-            except ValueError:  # a name that has no value yet
-                pass
-    return [part for part in parts if callable(part)]
-
-
-def modules_with_foreign_methods(library: Library) -> list[nn.Module]:
-    """Of all modules that this process holds, those with a method that stays in force, not ours."""
-    modules: list[nn.Module] = []
-    for module in _instances_of(users_in(library, [])):
-        if foreign_methods(library, [module]):
-            modules.append(module)
-    return modules
+def classes_of(library: Library) -> list[Any]:
+    """All loaded classes that have a method of the library's that we replace, the derived ones too;
+    and modules of Python that have such a function."""
+    classes: list[Any] = []
+    for owner in owners(library).values():
+        classes += with_derived(owner)
+    return classes
 
 
 def modules_in(library: Library, model: nn.Module) -> list[nn.Module]:
     """A model's modules that have methods of the library's that we replace."""
-    owners = [target.owner for target in targets(library)]
+    classes = classes_of(library)
     modules = []
     for part in model.modules():
-        if any(_has_methods_of(part, owner) for owner in owners):
+        if type(part) in classes:
             modules.append(part)
     return modules
 
@@ -102,7 +93,7 @@ def not_served(library: Library, model: nn.Module | None) -> list[str]:
             continue
         if model is None:
             gc.collect()  # a module may refer to itself, and be there though nobody holds it
-            parts = _instances_of(with_derived(owner))
+            parts = instances_of(with_derived(owner))
         else:
             parts = list(model.modules())
         if any(isinstance(part, owner) for part in parts):
@@ -113,7 +104,7 @@ def not_served(library: Library, model: nn.Module | None) -> list[str]:
     return sentences
 
 
-def _instances_of(classes: Collection[Any]) -> list[Any]:
+def instances_of(classes: Collection[Any]) -> list[Any]:
     """All objects of these classes that this process holds.
 
     Python's garbage collector finds them, in 0.04 s where there are half a million objects: an
@@ -135,74 +126,53 @@ def with_derived(owner: Any) -> list[Any]:
     return classes
 
 
-def look_up(user: Any, name: str) -> tuple[Any, Any]:
-    """The object, class or module from which ``user`` has this method, and the method.
-
-    (None, None) if it has none.
-    """
-    owners = user.__mro__ if isinstance(user, type) else (user, *type(user).__mro__)
-    for owner in owners:
-        if name in vars(owner):
-            return owner, vars(owner)[name]
-    return None, None
-
-
-def users_in(library: Library, modules: Collection[nn.Module]) -> list[Any]:
-    """A model's modules; without any, all that have a method of the library's that we replace."""
-    users: list[Any] = list(modules)
-    if not users:
-        for target in targets(library):
-            users += with_derived(target.owner)
-    return users
-
-
-def in_force(library: Library, target: Target, user: Any) -> bool:
-    """Whether ours runs where ``user`` has this method called."""
-    if not _has_methods_of(user, target.owner) or target.key not in in_place:
-        return False
-    owner, function = look_up(user, target.name)
-    if _hides_ours(library, target, owner, function):
-        return False
-    # What another has put over ours may call it, as a wrapper does: that counts as ours.
-    return author_of(function, library) != "original"
-
-
-def foreign_methods(library: Library, users: Iterable[Any]) -> list[str]:
-    """What stays in force where ours should be, in sentences.
+def in_force(library: Library, users: Iterable[Any]) -> tuple[set[Key], list[str]]:
+    """Which of ours are in force; and what stays in force where one should be, in sentences.
 
     Args:
         library: whose methods ours take the place of.
-        users: classes, modules of Python and modules of models that have these methods.
+        users: classes, modules of Python and modules of models that have these methods. For one
+            of them at least ours is called.
 
     Not named is what another has put over ours, and a subclass's method that calls the one it
-    hides.
+    hides: that may call ours.
     """
-    sentences: dict[str, bool] = {}  # in order
+    ours: set[Key] = set()
+    stays: dict[str, bool] = {}  # in order
+    homes = owners(library)
     for user in users:
-        for target in targets(library):
-            if _has_methods_of(user, target.owner):
-                owner, function = look_up(user, target.name)
-                if _hides_ours(library, target, owner, function):
-                    sentences[_sentence(target.name, owner, function)] = True
-    return list(sentences)
+        line = line_of(user)
+        for key, home in homes.items():
+            if home not in line:
+                continue
+            owner, function = look_up(user, key[1])
+            author = author_of(function, library)
+            is_called = author != "original"
+            is_hidden = author == "foreign" and key not in in_place
+            if owner is not home:
+                # A method of a subclass that names the one it hides calls it, as by super().
+                code = getattr(function, "__code__", None)
+                names = getattr(code, "co_names", ())
+                is_called = key[1] in names or calls_ours(function, library)
+                is_hidden = not is_called
+            if is_hidden:
+                stays[_sentence(key[1], owner, function)] = True
+            elif is_called and key in in_place:
+                ours.add(key)
+    return ours, list(stays)
 
 
-def _has_methods_of(user: Any, owner: Any) -> bool:
-    if not isinstance(owner, type):
-        return user is owner
-    return issubclass(user, owner) if isinstance(user, type) else isinstance(user, owner)
+def line_of(user: Any) -> tuple[Any, ...]:
+    """Where Python looks for what a module, class or module of Python has."""
+    return (user, *getattr(user, "__mro__", type(user).__mro__))
 
 
-def _hides_ours(library: Library, target: Target, owner: Any, function: Any) -> bool:
-    """Whether this method, which ``owner`` has, is in force in place of ours."""
-    if owner is target.owner:
-        # Where ours was put before, another's lies over it, and may call it.
-        return author_of(function, library) == "foreign" and target.key not in in_place
-    if owner is None or calls_ours(function, library):
-        return False
-    # A method of a subclass that names the one it hides calls it, as by super().
-    code = getattr(function, "__code__", None)
-    return target.name not in getattr(code, "co_names", ())
+def look_up(user: Any, name: str) -> tuple[Any, Any]:
+    """The first in line that has this method, and the method."""
+    for owner in line_of(user):
+        if name in vars(owner):
+            return owner, vars(owner)[name]
+    return user, None
 
 
 def _sentence(name: str, owner: Any, function: Any) -> str:
@@ -235,7 +205,7 @@ def _is_changed(library: Library, holder: Any, name: str) -> bool:
     # ``forward`` is called by calling the module, whatever ``forward`` it has.
     if name == "forward" and _is_hooked(holder):
         return True
-    function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
+    _, function = look_up(holder, name)
     if function is None:
         return False
     # A method that was taken from another module has that one's settings.

@@ -9,36 +9,40 @@ refused. No library is imported here: ``install`` holds its lock.
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from .library import Key, Library, Target, owner_of, without_ours
+from .library import Library, owner_of, owners
+from .others import author_of
 
 
 def version_of(library: Library) -> tuple[int, ...]:
     """The first three numbers of the installed release's version."""
     numbers = re.findall(r"\d+", sys.modules[library.name].__version__)
-    return tuple(int(number) for number in numbers[:3])
+    return tuple(map(int, numbers[:3]))
 
 
-def check_supported(library: Library, targets: Iterable[Target]) -> None:
-    """Check what we are about to replace.
+def check_supported(library: Library) -> None:
+    """Check what we are about to replace, or have replaced; not what is another package's.
 
     Raises:
         RuntimeError: the library is too old, or a method is missing or takes other arguments
-            (names, order, kinds, defaults) than ours, or, in a release newer than any that we know,
-            one reads other attributes or is not called any more; names all.
+            (names, order, defaults) than ours, or, in a release newer than any that we know, one
+            reads other attributes or is not called any more; names all.
     """
     version = version_of(library)
     # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
-    for owner, name, key in targets:
-        method = vars(owner).get(name)
+    for key, owner in owners(library).items():
+        label = f"{owner.__name__}.{key[1]}"
+        method = vars(owner).get(key[1])
         if method is None:
-            wrong.append(f"{owner.__name__}.{name} is missing")
+            wrong.append(f"{label} is missing")
+        elif author_of(method, library) == "foreign":
+            continue
         elif _arguments(method) != _arguments(library.replacements[key].function):
-            wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-    if version > library.newest:
+            wrong.append(f"{label} takes {inspect.signature(method)}")
+    # Where ours is in place, all were compared before it was.
+    if version > library.newest and not library.is_patched:
         wrong += _read_differently(library)
     if wrong:
         oldest = ".".join(map(str, library.oldest))
@@ -51,32 +55,25 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
 
 
 def _read_differently(library: Library) -> list[str]:
-    """What differs from the newest release that we know, in sentences."""
+    """What differs from the newest release that we know, in sentences: the attributes that a method
+    reads, or that its class no longer calls it."""
     wrong = []
-    for key, attributes in library.reads.items():
-        owner = owner_of(key[0])
-        # A class that is gone is left to the library's own code.
-        if owner is not None:
-            wrong += _differences(owner, key, set(attributes.split()))
-    return wrong
-
-
-def _differences(owner: Any, key: Key, expected: set[str]) -> list[str]:
-    """Which attributes a method reads that it did not read in the newest release we know, or reads
-    no longer; and whether its class still calls it."""
-    name = key[1]
-    label = f"{owner.__name__}.{name}"
-    wrong = []
-    try:
-        changed = attributes_of(without_ours(key)) ^ expected
-        if changed:
-            which = ", ".join(sorted(changed))
-            wrong.append(f"{label} reads what it did not, or no longer: {which}")
-        # A public method may be called from anywhere.
-        if name.startswith("_") and name not in attributes_of(owner):
-            wrong.append(f"nothing calls {label} any more")
-    except (AttributeError, OSError):
-        wrong.append(f"{label} is missing, or has no source")
+    for path, methods in library.reads.items():
+        owner = owner_of(path)
+        if owner is None:
+            continue  # a class that is gone is left to the library's own code
+        for name, attributes in methods.items():
+            label = f"{owner.__name__}.{name}"
+            try:
+                changed = attributes_of(getattr(owner, name)) ^ set(attributes.split())
+                if changed:
+                    which = ", ".join(sorted(changed))
+                    wrong.append(f"{label} reads what it did not, or no longer: {which}")
+                # A public method may be called from anywhere.
+                if name.startswith("_") and name not in attributes_of(owner):
+                    wrong.append(f"nothing calls {label} any more")
+            except (AttributeError, OSError):
+                wrong.append(f"{label} is missing, or has no source")
     return wrong
 
 
@@ -90,14 +87,12 @@ def attributes_of(function: Any) -> set[str]:
     """
     # A comment may name an attribute that the code does not read.
     source = re.sub("#.*", "", inspect.getsource(function))
+    pattern = r"\b(?:torch|F)\.(\w+)"
     if re.search(r"\bself\b", source):
-        found = re.findall(r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)""", source)
-    else:
-        found = re.findall(r"\b(?:torch|F)\.(\w+)", source)
-    return set(found)
+        pattern = r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)"""
+    return set(re.findall(pattern, source))
 
 
-def _arguments(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    # Not the annotations: they say nothing of how a method is called.
-    parameters = inspect.signature(function).parameters.values()
-    return [(one.name, one.kind, one.default) for one in parameters]
+def _arguments(function: Any) -> tuple[Any, ...]:
+    # Not the annotations, which come last: they say nothing of how a method is called.
+    return inspect.getfullargspec(inspect.unwrap(function))[:-1]

@@ -1,17 +1,25 @@
 """What ``status()`` gives, and how it prints."""
 
 import sys
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings
-from .decide import call_counts
-from .library import Library, targets
-from .others import foreign_methods, in_force, not_served, users_in
+from .choices import STOCK, VALID_MODES, Choice, Settings, every_choices, lock
+from .decide import call_counts, settings_for
+from .install import (
+    imported_libraries,
+    known_choices,
+    known_libraries,
+    known_modules,
+    modules_of,
+    tidy,
+)
+from .library import Key, Library, owners
+from .others import classes_of, in_force, modules_in, not_served
 from .releases import version_of
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -45,24 +53,18 @@ class Status:
     def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.patched:
-            lines.append(
-                f"nothing is patched in this process (every model is stock): {HOW_TO_PATCH}"
-            )
-            return "\n".join([*lines, *self.notes])
-        if not self.replaced:
-            patched = " and ".join(self.patched)
-            lines.append(
-                f"nothing is replaced in {self.scope} (patched in this process: {patched})"
-            )
-            return "\n".join([*lines, *self.notes])
-        rows = [
-            {"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()
-        ]
-        lines.append(table(rows))
-        for name, settings in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {in_words(settings)}")
-        lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
-        return "\n".join(lines)
+            nothing = "nothing is patched in this process (every model is stock)"
+            lines.append(f"{nothing}: {HOW_TO_PATCH}")
+        elif not self.replaced:
+            names = " and ".join(self.patched)
+            lines.append(f"nothing is replaced in {self.scope} (patched in this process: {names})")
+        else:
+            by = f"by, in {self.scope}"
+            lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
+            for name, settings in zip(self.model_classes, self.models):
+                lines.append(f"one {name} has its own: {in_words(settings)}")
+            lines += ["", self._what_ran(), *self.why_stock()]
+        return "\n".join([*lines, *self.notes])
 
     def _what_ran(self) -> str:
         """The counts, as a table."""
@@ -93,76 +95,90 @@ def in_words(settings: Settings) -> str:
     return ", ".join(words)
 
 
-def describe(
-    libraries: Collection[Library],
-    patched: Collection[str],
-    model: nn.Module | None = None,
-    modules: Collection[nn.Module] = (),
-    choices: Collection[Choice] = (),
-    more: Collection[nn.Module] = (),
-) -> Status:
-    """What holds now, for one model or for every model.
+def status(model: nn.Module | None = None) -> Status:
+    """What is replaced by what at present, for every model or for one, and what has run since.
 
-    Args:
-        libraries: those that the model is of, or all that are imported.
-        patched: the names of those of which anything is replaced in this process.
-        model: None: every model.
-        modules: of the model, those with methods that are replaced.
-        choices: what holds for models with their own.
-        more: modules of any model, which may have a method of their own in place of ours.
+    Raises:
+        ValueError: ``model`` contains nothing that is replaced.
+
+    >>> status().calls
+    {}
     """
-    own = _own_settings(modules)
-    flags = STOCK
-    replaced: dict[str, str] = {}
-    notes: list[str] = []
-    for library in libraries:
-        settings = own or library.settings
-        # A choice for both libraries is the same for both; else the first that was chosen is shown.
-        if flags == STOCK:
-            flags = settings
-        replaced.update(_replaced(library, modules, settings))
-        notes += foreign_methods(library, [*users_in(library, modules), *more])
-        for before, note in library.notes.items():
-            if version_of(library) < before:
-                notes.append(note)
-        if library.name in patched:
-            notes += not_served(library, model)
-        elif patched and any(targets(library)):
-            notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
-    return Status(
-        flags=flags,
-        models=tuple(choice.settings for choice in choices),
-        replaced=replaced,
-        timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
-        torch=torch.__version__,
-        calls=dict(call_counts.calls),
-        fallbacks=dict(call_counts.fallbacks),
-        model_classes=tuple(choice.model_class for choice in choices),
-        notes=tuple(notes),
-        scope="every model" if model is None else f"this {type(model).__name__}",
-        patched=tuple(patched),
-    )
+    libraries = imported_libraries()
+    scope = "every model"
+    if model is not None:
+        _, libraries = modules_of(model)
+        scope = f"this {type(model).__name__}"
+    with lock:
+        tidy()
+        choices = _holding_for_models() if model is None else []
+        patched = []
+        for library in known_libraries.values():
+            if library.is_patched:
+                patched.append(library.name)
+        flags = STOCK
+        replaced: dict[str, str] = {}
+        notes: list[str] = []
+        for library in libraries:
+            users: list[Any] = [*classes_of(library), *known_modules]
+            module = None
+            if model is not None:
+                users = modules_in(library, model)
+                module = users[-1]  # the innermost: a part may have settings of its own
+            settings = settings_for(module, library)
+            # A choice for both libraries is the same for both; else the first that was chosen is
+            # shown.
+            if flags == STOCK:
+                flags = settings
+            keys, sentences = in_force(library, users)
+            replaced |= _who_computes(library, keys, settings)
+            notes += sentences + _notes(library, model, patched)
+        return Status(
+            flags=flags,
+            models=tuple(choice.settings for choice in choices),
+            replaced=replaced,
+            timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
+            torch=torch.__version__,
+            calls=dict(call_counts.calls),
+            fallbacks=dict(call_counts.fallbacks),
+            model_classes=tuple(choice.model_class for choice in choices),
+            notes=tuple(notes),
+            scope=scope,
+            patched=tuple(patched),
+        )
 
 
-def _own_settings(modules: Iterable[nn.Module]) -> Settings | None:
-    """Those of a model that has its own; None: those for every model hold."""
-    for module in modules:
-        own = getattr(module, CHOICES_ATTRIBUTE, None)
-        if own is not None and own.settings is not None:
-            return own.settings
-    return None
-
-
-def _replaced(
-    library: Library, modules: Collection[nn.Module], settings: Settings
-) -> dict[str, str]:
-    """What computes each of the library's methods in whose place ours is."""
-    replaced = {}
-    for target in targets(library):
-        # One that hides ours in a class of its own is named in the notes; the others run ours.
-        if any(in_force(library, target, user) for user in users_in(library, modules)):
-            replacement = library.replacements[target.key]
+def _who_computes(library: Library, keys: set[Key], settings: Settings) -> dict[str, str]:
+    """The strategy, or "stock", of each of these methods."""
+    strategies = {}
+    for key, owner in owners(library).items():
+        if key in keys:
+            replacement = library.replacements[key]
             mode = getattr(settings, replacement.component)
-            label = f"{target.owner.__name__}.{target.name}"
-            replaced[label] = replacement.strategies.get(mode, "stock")
-    return replaced
+            strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
+    return strategies
+
+
+def _notes(library: Library, model: nn.Module | None, patched: list[str]) -> list[str]:
+    """What a user may not expect of a library, in sentences."""
+    notes = []
+    for before, note in library.notes.items():
+        if version_of(library) < before:
+            notes.append(note)
+    if library.is_patched:
+        notes += not_served(library, model)
+    elif patched and owners(library):
+        notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
+    return notes
+
+
+def _holding_for_models() -> list[Choice]:
+    """The choices that hold now for models of their own, oldest first."""
+    newest = set()
+    for where in list(every_choices):
+        newest.update(where.choices[-1:])
+    holding = []
+    for choice in known_choices:
+        if choice.model_class and choice in newest:
+            holding.append(choice)
+    return holding

@@ -1,14 +1,12 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
-Each asks what computes the component, by ``REPLACEMENTS`` at the end of the file, and hands the
-work on. In older releases of timm a position table has neither an ``antialias`` nor an
+Each hands its call to ``serve``, which asks ``REPLACEMENTS`` at the end of the file. In older releases of timm a position table has neither an ``antialias`` nor an
 ``align_corners`` setting, and an interpolator no ``resampler``.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
-import torch.nn.functional as F
 from timm.layers.patch_embed import PatchEmbedResamplerFixedOrigSize
 from timm.models import naflexvit
 from torch import Tensor
@@ -22,17 +20,10 @@ from ..resampling.tables import FactorizedTables, LearnedTable, Tables
 from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
-from ..tracing import OWN_MEMORY, context_of, why_unsupported
+from ..tracing import OWN_MEMORY, Context, context_of, why_unsupported
 from .choices import MODES
-from .decide import Decision, choose, count, lacks_operator
-from .library import (
-    EXACT_STRATEGIES,
-    Key,
-    Library,
-    Replacement,
-    original,
-    without_ours,
-)
+from .decide import serve
+from .library import EXACT_STRATEGIES, Key, Library, Replacement, original
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -51,78 +42,54 @@ TABLES: dict[str, tuple[type[Tables], tuple[str, ...]]] = {
 }
 
 
-class Method(NamedTuple):
-    """A method of timm's that adds position embeddings."""
-
-    name: str
-    table_type: str  # a key of ``TABLES``
-    sampled: str = ""  # timm's own method that has the result of "grid_sample", if there is one
-
-
 # Two functions, because ``releases`` compares the names of their arguments with those of timm's.
-def _by_coordinates(method: Method) -> Callable[..., None]:
+def _by_coordinates(key: Key) -> Callable[..., None]:
     """The replacement of a method for NaFlex batches."""
 
     def add_by_coordinates(self: Any, x: Tensor, patch_coord: Tensor) -> None:
         """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-        _apply(self, method, x, patch_coord)
+        _add(key, self, x, patch_coord)
 
     return add_by_coordinates
 
 
-def _by_grid_size(method: Method) -> Callable[..., None]:
+def _by_grid_size(key: Key) -> Callable[..., None]:
     """The replacement of a method for plain images."""
 
     def add_by_grid_size(self: Any, x: Tensor, grid_size: Any) -> None:
         """Modifications: the chosen strategy, "matmul" for "grid_sample"; two products in a graph."""
-        _apply(self, method, x, grid_size)
+        _add(key, self, x, grid_size)
 
     return add_by_grid_size
 
 
-def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
-    """Add the tables, resampled as chosen; or call the method of timm's that this one replaces."""
+def _add(key: Key, embeds: Any, x: Tensor, layout: Any) -> None:
+    """Add the tables, resampled as chosen."""
+    kind, names = TABLES[embeds.pos_embed_type]
+
+    def ours(strategy_name: str, values: tuple[Tensor, ...], context: Context) -> str | None:
+        strategy = STRATEGIES[strategy_name]
+        tables = kind(values)
+        spec = resize_spec(embeds, tables, by_flag=strategy.reference.samples)
+        if spec.interpolation not in tables.interpolations:
+            valid = ", ".join(tables.interpolations)
+            return (
+                f"a position table (replaced are {valid}) with interpolation mode "
+                f"{spec.interpolation!r}"
+            )
+        where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
+        try:
+            dispatch.add(x, tables, where, spec, strategy, context)
+        except InvalidCoordinateError:
+            if not spec.reference.samples:
+                raise
+            # timm's grid_sample flag samples wherever a coordinate lies.
+            return "coordinates that name no cell"
+        return None
+
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
-    key = EMBEDS, method.name
-    _, names = TABLES[method.table_type]
-    decision = choose(LIBRARY, key, embeds, *tensors, tables_at=(embeds, *names))
-    if decision.strategy != "stock":
-        reason = _add(embeds, method, x, layout, decision)
-        if reason is not None:
-            decision = Decision("stock", decision.settings, reason=reason)
-    count(LIBRARY, key, decision)
-    if decision.strategy == "stock":
-        # timm has a method for the result of "grid_sample" too.
-        sampled = decision.settings.pos_embed not in ("stock", *EXACT_STRATEGIES)
-        if sampled and method.sampled:
-            without_ours((EMBEDS, method.sampled))(embeds, x, layout)
-        else:
-            original(key)(embeds, x, layout)
-
-
-def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> str | None:
-    """Add the tables, resampled by the strategy; or say why timm's own code has to do it."""
-    strategy = STRATEGIES[decision.strategy]
-    kind, _ = TABLES[method.table_type]
-    tables = kind(decision.tables)
-    spec = resize_spec(embeds, tables, by_flag=strategy.reference.samples)
-    if spec.interpolation not in tables.interpolations:
-        valid = ", ".join(tables.interpolations)
-        return (
-            f"a position table (replaced are {valid}) with interpolation mode "
-            f"{spec.interpolation!r}"
-        )
-    where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
-    try:
-        dispatch.add(x, tables, where, spec, strategy, decision.context)
-    except InvalidCoordinateError:
-        if not spec.reference.samples:
-            raise
-        # timm's grid_sample flag samples wherever a coordinate lies.
-        return "coordinates that name no cell"
-    except NotImplementedError as error:
-        return lacks_operator(x.device, error)
-    return None
+    arguments = embeds, x, layout
+    serve(LIBRARY, key, arguments, ours, *tensors, tables_at=(embeds, *names))
 
 
 def tables_of(embeds: Any) -> Tables | None:
@@ -148,61 +115,48 @@ def resize_spec(embeds: Any, tables: Tables, *, by_flag: bool) -> ResizeSpec:
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: the whole batch at once; a token gets the cell its own coordinate names."""
-    key = VIT, "_generate_rope_naflex"
-    rope = read_rope(self.rope)
-    traceable = context_of(x, patch_coord) not in (None, "capture", "other_device")
-    reason: str | None = None
+    rope: Any = read_rope(self.rope)
+    reason = None
     if isinstance(rope, str):
         reason = rope
     elif type(patch_coord) not in OWN_MEMORY:
         reason = why_unsupported(patch_coord)
-    decision = choose(LIBRARY, key, self, reason=reason)
-    if isinstance(rope, str) or decision.strategy == "stock":
-        count(LIBRARY, key, decision)
-        return original(key)(self, x, patch_coord)
-    check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
-    coord = patch_coord.to(x.device)
-    embeds = batched_rope(rope, coord, x.dtype, traceable=traceable)
-    count(LIBRARY, key, decision)
-    return embeds
+
+    def ours(*_: Any) -> Tensor | Iterable[Tensor]:
+        traceable = context_of(x, patch_coord) not in (None, "capture", "other_device")
+        check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
+        return batched_rope(rope, patch_coord.to(x.device), x.dtype, traceable=traceable)
+
+    key = VIT, "_generate_rope_naflex"
+    return serve(LIBRARY, key, (self, x, patch_coord), ours, reason=reason)
 
 
-def interpolator_forward(
-    self: Any,
-    patches: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor | None = None,
-    patch_size: tuple[int, int] | None = None,
-    is_linear: bool = True,
-) -> Tensor:
-    """Modifications: separable; a frozen weight's kernel is kept; an empty batch works."""
-    key = INTERPOLATOR, "forward"
+def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: Any) -> Tensor:
+    """Modifications: separable; a frozen weight's kernel is kept."""
+    key = INTERPOLATOR, "resample_linear_weight"
+    arguments = self, weight, target_patch_size
     base_size: Any = tuple(self.base_patch_size)
-    size: Any = base_size if patch_size is None else tuple(patch_size)
+    size: Any = tuple(target_patch_size)
     # In newer releases of timm it has the settings; in older ones the interpolator has them.
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    resamples = is_linear and size != base_size
-    decision = None
-    if resamples and is_known:
-        decision = _choose_for_kernel(key, self, proj_weight, resampler.interpolation)
-    if decision is None or decision.strategy == "stock":
-        # Not counted: where it resamples, it calls another replaced function, which counts.
-        return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
-    channels_last = getattr(self, "channels_last", True)
-    options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
-    weight = resample_linear_kernel(proj_weight, base_size, size, *options)
-    count(LIBRARY, key, decision)
-    return F.linear(patches.flatten(2), weight, proj_bias)
+    if size == base_size or not is_known:
+        return original(key)(*arguments)
+
+    def ours(*_: Any) -> Tensor:
+        channels_last = getattr(self, "channels_last", True)
+        options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
+        return resample_linear_kernel(weight, base_size, size, *options)
+
+    reason = _unknown_mode(resampler.interpolation)
+    return serve(LIBRARY, key, arguments, ours, weight, reason=reason)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
-    key = RESAMPLER, "forward"
-    kernel = _resampled_kernel(key, self, patch_embed, new_size, self.interpolation, self.antialias)
-    if kernel is None:
-        return original(key)(self, patch_embed, new_size)
-    return kernel
+    arguments = self, patch_embed, new_size
+    how = self.interpolation, self.antialias
+    return _resampled((RESAMPLER, "forward"), arguments, patch_embed, new_size, *how)
 
 
 def resample_patch_embed(
@@ -214,30 +168,33 @@ def resample_patch_embed(
 ) -> Tensor:
     """Modifications: as in resampler_forward."""
     key = FUNCTIONS, "resample_patch_embed"
-    kernel = _resampled_kernel(key, None, patch_embed, new_size, interpolation, antialias)
-    if kernel is None:
-        return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
-    return kernel
+    how = interpolation, antialias
+    arguments = patch_embed, new_size, *how, verbose
+    return _resampled(key, arguments, patch_embed, new_size, *how)
 
 
-def _resampled_kernel(
-    key: Key, module: Any, weight: Tensor, size: Any, interpolation: str, antialias: bool
-) -> Tensor | None:
-    """The patch kernel as chosen; None where timm's own code has to run. Counted."""
-    decision = _choose_for_kernel(key, module, weight, interpolation)
-    kernel = None
-    if decision.strategy != "stock":
-        kernel = resample_patch_kernel(weight, tuple(size), mode=interpolation, antialias=antialias)
-    count(LIBRARY, key, decision)
-    return kernel
+def _resampled(
+    key: Key,
+    arguments: Any,
+    weight: Tensor,
+    size: Any,
+    interpolation: str,
+    antialias: bool,
+) -> Tensor:
+    """The resampled kernel of a convolution, as chosen."""
+
+    def ours(*_: Any) -> Tensor:
+        return resample_patch_kernel(weight, tuple(size), mode=interpolation, antialias=antialias)
+
+    reason = _unknown_mode(interpolation)
+    return serve(LIBRARY, key, arguments, ours, weight, reason=reason)
 
 
-def _choose_for_kernel(key: Key, module: Any, weight: Tensor, interpolation: str) -> Decision:
-    """What computes a patch kernel. Not counted."""
-    reason = None
-    if interpolation not in INTERPOLATIONS:
-        reason = f"a patch kernel with interpolation mode {interpolation!r}"
-    return choose(LIBRARY, key, module, weight, reason=reason)
+def _unknown_mode(interpolation: str) -> str | None:
+    """Why timm's own code has to resample a patch kernel, if it has to."""
+    if interpolation in INTERPOLATIONS:
+        return None
+    return f"a patch kernel with interpolation mode {interpolation!r}"
 
 
 # The strategy by the mode of ``pos_embed``; what is missing stays stock. NaFlex batches take the
@@ -254,34 +211,34 @@ IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 _OWN_INVERSE = "_get_or_create_pinv_matrix"
 
 
-def _position_methods(table_type: str) -> dict[Key, Replacement]:
-    """The entries of the three methods that add one type of tables."""
-    by_coordinates = f"_apply_{table_type}_naflex_pos_embed"
-    sampled = f"{by_coordinates}_grid_sample"
-    by_grid_size = f"_apply_{table_type}_pos_embed"
-    return {
-        (EMBEDS, by_coordinates): Replacement(
-            "pos_embed",
-            _by_coordinates(Method(by_coordinates, table_type, sampled)),
-            BATCH_STRATEGIES,
-        ),
-        (EMBEDS, sampled): Replacement(
-            "pos_embed", _by_coordinates(Method(sampled, table_type)), FLAG_STRATEGIES
-        ),
-        (EMBEDS, by_grid_size): Replacement(
-            "pos_embed", _by_grid_size(Method(by_grid_size, table_type)), IMAGE_STRATEGIES
-        ),
-    }
-
-
-REPLACEMENTS = {
-    **_position_methods("learned"),
-    **_position_methods("factorized"),
-    (INTERPOLATOR, "forward"): Replacement(
+REPLACEMENTS: dict[Key, Replacement] = {}
+for _type in TABLES:
+    _naflex = EMBEDS, f"_apply_{_type}_naflex_pos_embed"
+    _sampled = EMBEDS, f"_apply_{_type}_naflex_pos_embed_grid_sample"
+    _plain = EMBEDS, f"_apply_{_type}_pos_embed"
+    REPLACEMENTS[_naflex] = Replacement(
+        component="pos_embed",
+        function=_by_coordinates(_naflex),
+        strategies=BATCH_STRATEGIES,
+        own={"grid_sample": _sampled},
+    )
+    REPLACEMENTS[_sampled] = Replacement(
+        component="pos_embed",
+        function=_by_coordinates(_sampled),
+        strategies=FLAG_STRATEGIES,
+    )
+    REPLACEMENTS[_plain] = Replacement(
+        component="pos_embed",
+        function=_by_grid_size(_plain),
+        strategies=IMAGE_STRATEGIES,
+    )
+REPLACEMENTS |= {
+    (INTERPOLATOR, "resample_linear_weight"): Replacement(
         component="patch_embed",
-        function=interpolator_forward,
+        function=resample_linear_weight,
         strategies={"matmul": "matmul"},
-        skips=("resample_linear_weight", "resampler.forward", f"resampler.{_OWN_INVERSE}"),
+        skips=("resampler.forward", f"resampler.{_OWN_INVERSE}"),
+        counts_own=False,
     ),
     (RESAMPLER, "forward"): Replacement(
         component="patch_embed",
@@ -310,10 +267,6 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
         ),
     )
 
-_CAT = "timm.layers.pos_embed_sincos:RotaryEmbeddingCat"
-_DINO_V3 = "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3"
-_MROPE = "timm.layers.pos_embed_sincos:RotaryEmbeddingMRope"
-_MIXED = "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed"
 _SAMPLED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _LEARNED = f"{_SAMPLED} pos_embed_antialias"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
@@ -321,31 +274,43 @@ _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 # release after it, another set of names is an error: see ``releases``. To raise ``newest``, read the
 # new release's methods, and write down here what changed.
 READS = {
-    (EMBEDS, "_apply_learned_naflex_pos_embed"): _LEARNED,
-    (EMBEDS, "_apply_learned_naflex_pos_embed_grid_sample"): _SAMPLED,
-    (EMBEDS, "_apply_learned_pos_embed"): _LEARNED,
-    (EMBEDS, "_apply_factorized_naflex_pos_embed"): _FACTORIZED,
-    (EMBEDS, "_apply_factorized_naflex_pos_embed_grid_sample"): _FACTORIZED,
-    (EMBEDS, "_apply_factorized_pos_embed"): _FACTORIZED,
-    (INTERPOLATOR, "forward"): "base_patch_size resample_conv_weight resample_linear_weight",
-    (RESAMPLER, "forward"): f"{_OWN_INVERSE} orig_size",
-    (VIT, "_generate_rope_naflex"): "num_prefix_tokens rope rope_is_mixed",
-    # The layout of a linear weight, and the rotary modules, whose results
-    # ``_generate_rope_naflex`` hands on.
-    (INTERPOLATOR, "resample_linear_weight"): "base_patch_size channels_last in_chans resampler",
-    (_CAT, "get_embed"): "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed "
-    "training",
-    (_CAT, "get_batch_embeds"): "_build_embed_cat _use_cached_embed aug_active bands get_embed "
-    "grid_type ref_feat_shape training",
-    (_DINO_V3, "_create_embed"): "_get_pos_embed_from_coords aug_active grid_indexing grid_offset "
-    "jitter_coords normalize_coords rescale_coords shift_coords training",
-    (_DINO_V3, "_get_pos_embed_from_coords"): "dim periods rotate_half",
-    (_DINO_V3, "get_batch_embeds"): "get_embed",
-    (_MROPE, "get_embed"): "aug_active axis grid_indexing inv_freq jitter_coords rescale_coords "
-    "shift_coords training",
-    (_MIXED, "get_embed"): "aug_active freqs grid_indexing jitter_coords rescale_coords "
-    "shift_coords t_x t_y training",
-    (_MIXED, "get_batch_embeds"): "aug_active freqs get_embed grid_indexing training",
+    EMBEDS: {
+        "_apply_learned_naflex_pos_embed": _LEARNED,
+        "_apply_learned_naflex_pos_embed_grid_sample": _SAMPLED,
+        "_apply_learned_pos_embed": _LEARNED,
+        "_apply_factorized_naflex_pos_embed": _FACTORIZED,
+        "_apply_factorized_naflex_pos_embed_grid_sample": _FACTORIZED,
+        "_apply_factorized_pos_embed": _FACTORIZED,
+    },
+    INTERPOLATOR: {
+        "resample_linear_weight": "base_patch_size channels_last in_chans resampler",
+        # This one calls it.
+        "forward": "base_patch_size resample_conv_weight resample_linear_weight",
+    },
+    RESAMPLER: {"forward": f"{_OWN_INVERSE} orig_size"},
+    VIT: {"_generate_rope_naflex": "num_prefix_tokens rope rope_is_mixed"},
+    # The rotary modules, whose results ``_generate_rope_naflex`` hands on.
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingCat": {
+        "get_embed": "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed "
+        "training",
+        "get_batch_embeds": "_build_embed_cat _use_cached_embed aug_active bands get_embed "
+        "grid_type ref_feat_shape training",
+    },
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3": {
+        "_create_embed": "_get_pos_embed_from_coords aug_active grid_indexing grid_offset "
+        "jitter_coords normalize_coords rescale_coords shift_coords training",
+        "_get_pos_embed_from_coords": "dim periods rotate_half",
+        "get_batch_embeds": "get_embed",
+    },
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingMRope": {
+        "get_embed": "aug_active axis grid_indexing inv_freq jitter_coords rescale_coords "
+        "shift_coords training",
+    },
+    "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed": {
+        "get_embed": "aug_active freqs grid_indexing jitter_coords rescale_coords shift_coords "
+        "t_x t_y training",
+        "get_batch_embeds": "aug_active freqs get_embed grid_indexing training",
+    },
 }
 
 LIBRARY = Library(

@@ -8,6 +8,7 @@ PyTorch's antialiased resize to width 1 misreads the memory layout that it hands
 right.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..resampling.spec import INTERPOLATIONS
-from .decide import Decision, choose, count, lacks_operator
-from .library import EXACT_STRATEGIES, Key, Library, Replacement, original
+from ..tracing import Context
+from .decide import serve
+from .library import EXACT_STRATEGIES, Key, Library, Replacement
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
 COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
@@ -26,109 +28,107 @@ HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPat
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
-    key = SIGLIP2, "forward"
     options = {"mode": "bilinear", "length": pixel_values.shape[1], "padding": "first"}
-    return _siglip_tokens(key, self, pixel_values, spatial_shapes, options)
+    return _siglip_tokens(SIGLIP2, self, pixel_values, spatial_shapes, options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
-    key = COSMOS3, "forward"
     options = {"mode": "bilinear", "merge": self.config.spatial_merge_size}
-    return _siglip_tokens(key, self, pixel_values, grid_thw, options)
+    return _siglip_tokens(COSMOS3, self, pixel_values, grid_thw, options)
 
 
 def _siglip_tokens(
-    key: Key, module: Any, pixel_values: Tensor, sizes: Tensor, options: dict[str, Any]
+    path: str, module: Any, pixel_values: Tensor, sizes: Tensor, options: dict[str, Any]
 ) -> Tensor:
     """What the embeddings of a Siglip tower return."""
+
+    def tokens(embeddings: Tensor) -> Tensor:
+        return _project(module, pixel_values) + embeddings
+
     side = module.position_embedding_size
     table_at = module.position_embedding, "weight"
-    embeddings = _resampled(key, module, pixel_values, sizes, table_at, (side, side), options)
-    if embeddings is None:
-        return original(key)(module, pixel_values, sizes)
-    return _project(module, pixel_values) + embeddings
+    arguments = module, pixel_values, sizes
+    return _with_embeddings((path, "forward"), arguments, table_at, (side, side), options, tokens)
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: all images at once; then each image after its prefix, as before."""
+
+    def tokens(embeddings: Tensor) -> Tensor:
+        tokens = self.patch_projection(pixel_values)
+        tokens = tokens + embeddings.to(tokens.dtype)
+        parts = []
+        # The class and register tokens have no place on a grid, so they get no embedding.
+        for image in tokens.split(image_grid_hw.prod(1).tolist()):
+            parts += [self.cls_register_token, image]
+        return torch.cat(parts)[None]
+
     key = RADIO, "_embed_packed_patches"
     size = self.max_rows, self.max_cols
     options = {"mode": "bilinear", "antialias": False, "ar_preserving": True}
     table_at = self, "position_embedding"
-    embeddings = _resampled(key, self, pixel_values, image_grid_hw, table_at, size, options)
-    if embeddings is None:
-        return original(key)(self, pixel_values, image_grid_hw)
-    tokens = self.patch_projection(pixel_values)
-    tokens = tokens + embeddings.to(tokens.dtype)
-    parts = []
-    # The class and register tokens have no place on a grid, so they get no embedding.
-    for image in tokens.split(image_grid_hw.prod(1).tolist()):
-        parts += [self.cls_register_token, image]
-    return torch.cat(parts)[None]
+    arguments = self, pixel_values, image_grid_hw
+    return _with_embeddings(key, arguments, table_at, size, options, tokens)
 
 
 def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
+
+    def tokens(embeddings: Tensor) -> Tensor:
+        shape = self.config.num_channels, self.patch_size, self.patch_size
+        tokens = _project(self, pixel_values.reshape(-1, *shape)).flatten(1)
+        return (tokens + embeddings.to(tokens.dtype))[None]
+
     key = HUNYUAN, "forward"
-    edge = self.position_edge
+    size = self.position_edge, self.position_edge
     options = {"mode": self.config.interpolate_mode, "antialias": False}
     table_at = self.position_embedding, "weight"
-    embeddings = _resampled(key, self, pixel_values, grid_thw, table_at, (edge, edge), options)
-    if embeddings is None:
-        return original(key)(self, pixel_values, grid_thw)
-    images = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
-    tokens = _project(self, images).flatten(1)
-    return (tokens + embeddings.to(tokens.dtype))[None]
+    arguments = self, pixel_values, grid_thw
+    return _with_embeddings(key, arguments, table_at, size, options, tokens)
 
 
-def _resampled(
+def _with_embeddings(
     key: Key,
-    module: Any,
-    pixel_values: Tensor,
-    sizes: Any,
+    arguments: tuple[Any, Tensor, Any],
     table_at: tuple[Any, str],
     size: tuple[int, int],
     options: dict[str, Any],
-) -> Tensor | None:
-    """The position embeddings as chosen; None where the library's own code has to run. Counted.
+    tokens: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The tokens of a tower with their position embeddings, as chosen.
 
     Args:
-        key: of the replaced method, which ``module`` has.
-        pixel_values: the method's first argument.
-        sizes: as ``functional.resample_pos_embeds`` takes them, and ``options``.
+        key: of the replaced method.
+        arguments: of that method: the tower, its patches, and sizes as
+            ``functional.resample_pos_embeds`` takes them, and ``options``.
         table_at: a module, and the name of its table: the cells (h0 * w0, C), perhaps after the
             class token's.
         size: (h0, w0).
+        options: see above.
+        tokens: what the method returns, from the position embeddings.
     """
+    _, pixel_values, sizes = arguments
     # HunYuan-VL's mode stands in the model's configuration, and may be any of PyTorch's.
     reason = None
     if options["mode"] not in INTERPOLATIONS:
         reason = f"a table resized by {options['mode']}"
-    decision = choose(LIBRARY, key, module, pixel_values, tables_at=table_at, reason=reason)
-    is_packed = "length" not in options
-    embeddings = None
-    if is_packed and decision.context == "export":
-        reason = "a packed batch in an exported graph"
-        decision = Decision("stock", decision.settings, reason=reason)
-    elif decision.strategy != "stock":
-        options["strategy"] = decision.strategy
+
+    def ours(strategy: Any, tables: tuple[Tensor, ...], context: Context) -> Tensor | str:
+        is_packed = "length" not in options
+        if is_packed and context == "export":
+            return "a packed batch in an exported graph"
         h0, w0 = size
         # The cells come last: HunYuan-VL's table holds a row for the class token before them.
-        table = decision.tables[0].flatten(0, -2)[-h0 * w0 :].unflatten(0, size)  # (h0, w0, C)
+        table = tables[0].flatten(0, -2)[-h0 * w0 :].unflatten(0, size)  # (h0, w0, C)
         # Packed sizes in a tensor have to be read on the host: a graph breaks there, as in
         # transformers.
-        is_packed_tensor = is_packed and isinstance(sizes, Tensor)
-        if is_packed_tensor and torch.compiler.is_dynamo_compiling():
-            embeddings = _outside_graphs(table, sizes, **options)
-        else:
-            try:
-                embeddings = resample_pos_embeds(table, sizes, **options)
-            except NotImplementedError as error:
-                reason = lacks_operator(pixel_values.device, error)
-                decision = Decision("stock", decision.settings, reason=reason)
-    count(LIBRARY, key, decision)
-    return embeddings
+        resample = resample_pos_embeds
+        if is_packed and isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling():
+            resample = _outside_graphs
+        return tokens(resample(table, sizes, strategy=strategy, **options))
+
+    return serve(LIBRARY, key, arguments, ours, pixel_values, tables_at=table_at, reason=reason)
 
 
 def _project(embeddings: Any, pixel_values: Tensor) -> Tensor:
@@ -164,18 +164,23 @@ LIBRARY = Library(
     },
     replacements=REPLACEMENTS,
     reads={
-        (
-            SIGLIP2,
-            "forward",
-        ): f"patch_embedding position_embedding position_embedding_size {_RESIZE}",
-        (SIGLIP2, _RESIZE): "LongTensor Tensor arange cat div float32",
-        (COSMOS3, "forward"): "config patch_embedding position_embedding position_embedding_size "
-        f"{_RESIZE}",
-        (COSMOS3, _RESIZE): "LongTensor Tensor cat interpolate",
-        (RADIO, "_embed_packed_patches"): "_interpolate_position_embedding cls_register_token "
-        "patch_projection",
-        (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
-        (HUNYUAN, "forward"): "config interpolate_pos_encoding patch_embedding patch_size",
-        (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
+        SIGLIP2: {
+            "forward": f"patch_embedding position_embedding position_embedding_size {_RESIZE}",
+            _RESIZE: "LongTensor Tensor arange cat div float32",
+        },
+        COSMOS3: {
+            "forward": "config patch_embedding position_embedding position_embedding_size "
+            f"{_RESIZE}",
+            _RESIZE: "LongTensor Tensor cat interpolate",
+        },
+        RADIO: {
+            "_embed_packed_patches": "_interpolate_position_embedding cls_register_token "
+            "patch_projection",
+            "_interpolate_position_embedding": "max_cols max_rows position_embedding",
+        },
+        HUNYUAN: {
+            "forward": "config interpolate_pos_encoding patch_embedding patch_size",
+            "interpolate_pos_encoding": "config embed_dim position_edge position_embedding",
+        },
     },
 )

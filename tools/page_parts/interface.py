@@ -5,7 +5,8 @@ from types import ModuleType
 
 import timm_naflex_fast
 from timm_naflex_fast import functional, pictures
-from timm_naflex_fast.patching.install import Handle, Status
+from timm_naflex_fast.patching.install import Handle
+from timm_naflex_fast.patching.status import Status
 
 RETURNED = (Handle, Status)  # what enable and status return
 
