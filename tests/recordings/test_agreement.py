@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.running import ran, running
-from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench.workloads import coordinates
+from timm_naflex_fast.measure.export import Naflex, make_inputs, write
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.pipelines import (
     build_processor,
@@ -119,16 +119,15 @@ def test_the_compiled_model_agrees(mode, model, recording):
 
 
 @pytest.fixture(scope="module")
-def exported(recording, tmp_path_factory):
+def exported(model, tmp_path_factory):
     """The kit's model as an ONNX file."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     file = tmp_path_factory.mktemp("exported") / "kit.onnx"
-    given = ["export", "--model", MODEL, "--out", str(file), "--checkpoint"]
-    given += [str(KIT / "weights" / "big_vision.npz"), "--model-kwargs"]
-    settings = [f"num_heads={recording.about['heads']}", "pos_embed_interp_mode=bilinear"]
-    with ran("matmul"):
-        assert cli.main([*given, *settings]) == 0
+    module = Naflex(model).eval()
+    (example, *_), free = make_inputs(model, None)
+    with torch.no_grad(), running("matmul", model=module):
+        write(module, example, free, file)
     return file
 
 

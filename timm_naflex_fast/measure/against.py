@@ -27,7 +27,7 @@ from .pipelines import (
     timm_pipeline,
     transformers_pipeline,
 )
-from .record import Source, as_trained, make_recording
+from .record import Source, make_recording, transformers_source
 
 END_TO_END = " (end to end)"
 LIMITS = (
@@ -110,6 +110,7 @@ def against_transformers(
     config = read_config(Path(folder)) if folder else {}
     processor = build_processor(model, max_seq_len, folder)
     theirs = transformers_pipeline(build_tower(model, config), processor)
+    source = transformers_source(theirs, processor, model, max_seq_len)
     names = [*dict.fromkeys([BASELINE, *contenders])]
     pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
     comparisons: dict[str, Comparison] = {}
@@ -134,7 +135,7 @@ def against_transformers(
 
     reason = None
     if example is not None:
-        reason = _reason(model, theirs, pipelines[BASELINE], processor, *example)
+        reason = _reason(source, pipelines[BASELINE], *example)
     modes = {}
     for name, comparison in comparisons.items():
         first = comparison.first()
@@ -189,40 +190,25 @@ def _without_read(stages: Stages) -> Stages:
 
 
 def _reason(
-    model: Any,
-    theirs: Pipeline,
-    timms: Pipeline,
-    processor: Any,
-    stage: str,
-    picture: Any,
-    right: Stages,
-    own: Stages,
+    source: Source, timms: Pipeline, stage: str, picture: Any, right: Stages, own: Stages
 ) -> str | None:
-    """Why timm's own code parts from ``theirs`` at a stage, by one picture's stages of both.
+    """Why timm's own code parts from the source at a stage, by one picture's stages of both.
 
     It can be timm's, or the other library's: its settings are those of other weights, say. So first
     the one, then the other is recorded with each known mistake.
     """
-    from PIL.Image import Resampling
-
-    length = processor.max_num_patches
-    resize = Resampling(processor.resample).name.lower()
 
     def as_timm_is(one: Any) -> Pipeline:
-        return timm_pipeline(one, length)
+        return timm_pipeline(one, source.max_patches)
 
-    def as_it_was_trained(one: Any) -> Pipeline:
-        return as_trained(one, timm_pipeline(one, length))
-
-    source = Source(theirs, as_it_was_trained, model, length, resize)
     reason = _compare_one(source, picture, stage, own)
     if reason is None:
         return None
     if reason.known:
         return reason.words
     # Where a picture is read right, both towers begin with the other library's pixels.
-    read = timms.read if stage in READ else theirs.read
-    exchanged = Source(Pipeline(read, timms.tower), as_timm_is, model, length, resize)
+    read = timms.read if stage in READ else source.pipeline.read
+    exchanged = replace(source, pipeline=Pipeline(read, timms.tower), twin=as_timm_is)
     other = _compare_one(exchanged, picture, stage, right)
     if other is not None and other.known:
         return f"{LIBRARY} gives what timm would with this: {other.words}"
