@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .measure.export import CHANNELS_FIRST
-from .measure.images import convert
+from .measure.images import convert, patch_transform
 
 INPUTS = ("patches", "patch_coord", "patch_valid")
 NEEDED = ("patch_size", "patch_order", "channels", "mean", "std", "interpolation", "max_seq_len")
@@ -67,8 +67,6 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> dict[str
 
 def _transform(settings: Mapping[str, str]) -> Any:
     """timm's eval transform, from a PIL image to its patches."""
-    from timm.data import create_transform
-
     missing = [name for name in NEEDED if name not in settings]
     if missing:
         raise ValueError(
@@ -77,14 +75,11 @@ def _transform(settings: Mapping[str, str]) -> Any:
         )
     if settings["channels"] not in ("1", "3"):
         raise ValueError(f"pictures have 1 or 3 channels; the model takes {settings['channels']}")
-    options: dict[str, Any] = {
-        "patch_size": tuple(json.loads(settings["patch_size"])),
-        "mean": json.loads(settings["mean"]),
-        "std": json.loads(settings["std"]),
-        "interpolation": settings["interpolation"],
-        "max_seq_len": int(settings["max_seq_len"]),
-    }
-    # A timm whose models all have the usual order has no such option.
-    if settings["patch_order"] == CHANNELS_FIRST:
-        options["patchify_channels_last"] = False
-    return create_transform(naflex=True, patchify=True, **options)
+    return patch_transform(
+        channels_last=settings["patch_order"] != CHANNELS_FIRST,
+        patch_size=tuple(json.loads(settings["patch_size"])),
+        mean=json.loads(settings["mean"]),
+        std=json.loads(settings["std"]),
+        interpolation=settings["interpolation"],
+        max_seq_len=int(settings["max_seq_len"]),
+    )

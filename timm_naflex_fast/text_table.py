@@ -38,10 +38,9 @@ def _column(heading: str, lines: Sequence[Line]) -> list[str]:
 
 def _listed(line: Line, room: int) -> str:
     """A line of a table as a list: its first cell, and below it each other with its heading."""
-    _, *others = line
-    first, *_ = line.values()
+    (_, first), *others = line.items()
     parts = textwrap.wrap(first, room)
-    for heading in others:
-        text = f"{heading}: {line[heading]}" if heading else line[heading]
+    for heading, cell in others:
+        text = f"{heading}: {cell}" if heading else cell
         parts += textwrap.wrap(text, room, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(parts)

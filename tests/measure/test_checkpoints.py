@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from tests.support import tiny_siglip2
 from tests.support.tiny_siglip2 import FAMILY, SIZES
-from timm_naflex_fast.measure.checkpoints import Checkpoint, read_checkpoint, sizes
+from timm_naflex_fast.measure.checkpoints import read_checkpoint, sizes
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.tower_names import from_transformers, to_transformers
 
@@ -57,7 +57,7 @@ def save_in_form(form, whole, folder):
 
 
 FORMS = {
-    "folder": f": {WORDS}; left alone: 40 other tensors (logit_",
+    "folder": f": {WORDS}; left alone: 40 other tensors",
     "shards": f": {WORDS}; left alone: 40 other tensors",
     "file": f": {WORDS}; left alone: 40 other tensors",
     "tower alone": f": {WORDS}",
@@ -69,7 +69,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, tmp_path):
     path = save_in_form(form, whole, tmp_path)
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, {"num_heads": 4})
     assert FORMS[form] in checkpoint.words
     assert "\n" not in checkpoint.words
     expected = from_transformers(tower)
@@ -89,13 +89,13 @@ def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whol
     assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
 
 
-@pytest.mark.parametrize("heads", [5, 0, "4"])
+@pytest.mark.parametrize("heads", [5, 0])
 def test_heads_that_do_not_divide_the_channels_are_told(heads, whole, tmp_path):
     whole.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["vision_config"]["num_attention_heads"] = heads
     (tmp_path / "config.json").write_text(json.dumps(config))
-    says = f"64 channels cannot be divided among {heads!r} heads: config.json is that of other wei"
+    says = f"64 channels cannot be divided among {heads!r} heads, .* add it to --model-kwargs"
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path)
 
@@ -103,9 +103,7 @@ def test_heads_that_do_not_divide_the_channels_are_told(heads, whole, tmp_path):
 def test_settings_that_are_no_json_are_told(whole, tmp_path):
     whole.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(
-        RuntimeError, match=r"loaded: config.json is no JSON \(.*\): fetch it again"
-    ):
+    with pytest.raises(RuntimeError, match=r"loaded \(JSONDecodeError: .*\); fetch it again"):
         load_model(FAMILY, tmp_path)
 
 
@@ -154,14 +152,15 @@ def test_heads_that_the_settings_leave_out_are_transformers_own_number(whole, tm
     # Older releases write only what differs from the defaults.
     settings = {"vision_config": {"model_type": "siglip2_vision_model", "hidden_size": 64}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert read_checkpoint(tmp_path).config["num_attention_heads"] == 12
+    with pytest.raises(ValueError, match="64 channels cannot be divided among 12 heads"):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", [FAMILY, "naflexvit_so400m_patch16_siglip"])
 def test_sizes_of_the_published_towers(name):
     with torch.device("meta"):
         tower = timm.create_model(name, num_classes=0, depth=1)
-        options = sizes(Checkpoint(tower.state_dict(), "open_clip", "", {}))
+        options = sizes(tower.state_dict())
         model = timm.create_model(FAMILY, num_classes=0, **options)
     assert model.blocks[0].attn.num_heads == tower.blocks[0].attn.num_heads
     assert shapes(model) == shapes(tower)

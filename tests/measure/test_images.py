@@ -22,6 +22,7 @@ from timm_naflex_fast.measure.images import (
     convert,
     image_files,
     image_sources,
+    read,
     size,
 )
 
@@ -131,25 +132,14 @@ def test_further_frames_are_told_and_the_first_is_taken(suffix, tmp_path):
     assert np.array_equal(converted, wanted)
 
 
-def test_what_is_damaged_behind_the_first_frame_leaves_it_readable(tmp_path):
-    Image.fromarray(NOISE).save(tmp_path / "a.gif")
-    *whole, _ = (tmp_path / "a.gif").read_bytes()  # without the mark of the end
-    (tmp_path / "a.gif").write_bytes(bytes([*whole, *b",cut"]))
-    image = Image.open(tmp_path / "a.gif")
-    converted, done = convert(image, "RGB")
-    assert converted.size == (40, 24) and done == [FRAMES]
-
-
 def test_links_that_are_not_followed_are_named(photos, tmp_path):
     (photos / "dead.png").symlink_to("nowhere")
     (photos / "linked").symlink_to(tmp_path)
     (photos / "notes.txt").symlink_to("nowhere")  # is no image
     left_out = []
-    assert len(image_files(photos, left_out)) == 4
-    assert left_out == [
-        "linked: a link to a folder is not followed",
-        "dead.png: a link that leads nowhere",
-    ]
+    found = list(read(image_sources(photos, left_out), lambda image: image.size, left_out))
+    assert len(found) == 4
+    assert [line.split(":")[0] for line in left_out] == [f"{photos}/linked", "dead.png"]
 
 
 def test_a_folder_that_cannot_be_read_is_named(photos, monkeypatch):
@@ -166,9 +156,9 @@ def test_a_folder_that_cannot_be_read_is_named(photos, monkeypatch):
     closed = ["sub"]
     left_out = []
     assert len(image_files(photos, left_out)) == 4
-    assert left_out == ["sub: Permission denied"]
+    assert left_out == [f"[Errno 13] Permission denied: '{photos}/sub'"]
     closed = ["photos"]
-    with pytest.raises(PermissionError, match="photos"):
+    with pytest.raises(ValueError, match=r"photos is not a folder of images .*Permission denied"):
         image_files(photos, [])
 
 
@@ -177,7 +167,7 @@ def test_what_a_folder_left_out_is_among_what_was_skipped(photos):
     (photos / "text.png").write_text("no image")
     left_out = []
     sources = image_sources(photos, left_out)
-    batches = NaFlexImages(sources, small_vit(in_chans=3), 16, left_out=left_out)
+    batches = NaFlexImages(sources, small_vit(in_chans=3), 16, skipped=left_out)
     for _ in range(2):
         list(batches)
         names = [line.split(":")[0] for line in batches.skipped]
@@ -248,7 +238,7 @@ def test_each_setting_of_the_model_that_makes_patches_is_followed(name, photos):
     transform = timm.data.create_transform(
         224, naflex=True, patchify=True, max_seq_len=16, **settings | own
     )
-    for number, (_, load) in enumerate(image_sources(photos)):
+    for number, (_, load) in enumerate(image_sources(photos, [])):
         expected = transform(load().convert("RGB"))["patches"]
         valid = batch["patch_valid"][number]
         assert torch.equal(batch["patches"][number][valid], expected)
@@ -259,7 +249,7 @@ def test_a_gray_model_is_given_the_first_mean_and_deviation(photos):
     sizes = dict(depth=1, embed_dim=24, num_heads=2, num_classes=0, in_chans=1)
     model = timm.create_model(FAMILY, **sizes, pretrained_cfg_overlay=overlay)
     batch = photo_batch(model, photos)
-    (_, load), *_ = image_sources(photos)
+    (_, load), *_ = image_sources(photos, [])
     transform = timm.data.create_transform(
         224,
         naflex=True,

@@ -33,6 +33,7 @@ def use(name: str, model: Any) -> Iterator[None]:
     """
     from ..patching.install import enable
 
+    # timm's own flag is an attribute of the embeddings: the model's code stays timm's.
     choice: Any = name
     settings: dict[str, Any] = {}
     if name.startswith("timm-flag-"):

@@ -1,7 +1,6 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,21 +8,18 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
-T = TypeVar("T")
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 # Photos that come with scikit-image itself; it would download the others.
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
 ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
-PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".join(
-    f"{w}:{h}" for w, h in ASPECTS
-)
+PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to 1:3, 2:3, 1:1, 3:2, 3:1"
 
 SCALED = "with 16 or 32 bits per pixel, scaled to 8 bits"
 TURNED = "turned upright, as their EXIF data say"
@@ -36,42 +32,24 @@ SIDEWAYS = (5, 6, 7, 8)  # the orientations with which height and width change p
 def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
     """The image files under ``folder``, in the order of their paths.
 
-    Folders that cannot be read, links to folders and links that lead nowhere go to ``skipped``,
-    each with the reason.
+    Folders that cannot be read and links to folders go to ``skipped``, each with the reason.
 
     Raises:
         ValueError: not a folder, or no image in it.
-        OSError: the folder itself cannot be read.
     """
-    root = Path(folder)
-    if not root.is_dir():
-        raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
-    os.scandir(root).close()  # os.walk would only leave it out
-
-    def skip(path: str | Path, reason: str | None) -> None:
-        skipped.append(printable(f"{Path(path).relative_to(root)}: {reason}"))
-
     found = []
-    for place, folders, names in os.walk(root, onerror=lambda no: skip(no.filename, no.strerror)):
+    # Of a folder that cannot be read, os.walk says so only if it is given somebody to tell.
+    for place, folders, names in os.walk(folder, onerror=lambda no: skipped.append(printable(no))):
         for name in folders:
-            if Path(place, name).is_symlink():
-                skip(Path(place, name), "a link to a folder is not followed")
-        for name in names:
             path = Path(place, name)
-            if path.suffix.lower() not in SUFFIXES:
-                continue
-            try:
-                is_file = stat.S_ISREG(path.stat().st_mode)
-            except FileNotFoundError:
-                skip(path, "a link that leads nowhere")
-            except OSError as no:
-                skip(path, no.strerror)
-            else:
-                if is_file:
-                    found.append(path)
+            if path.is_symlink():
+                skipped.append(printable(f"{path}: a link to a folder is not followed"))
+        for name in names:
+            if name.lower().endswith(SUFFIXES):
+                found.append(Path(place, name))
     if not found:
         reasons = "".join(f"; {line}" for line in skipped)
-        raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}{reasons}")
+        raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)}){reasons}")
     return sorted(found)
 
 
@@ -82,20 +60,21 @@ def image_sources(folder: str | Path, skipped: list[str] | None = None) -> list[
     """
     from PIL import Image
 
-    left_out = [] if skipped is None else skipped
+    if skipped is None:
+        skipped = []
     sources: list[Source] = []
-    for path in image_files(folder, left_out):
+    for path in image_files(folder, skipped):
         name = printable(path.relative_to(folder))
         sources.append((name, partial(Image.open, path)))
     return sources
 
 
 def read(
-    sources: Iterable[Source], use: Callable[[Any], T], skipped: list[str]
-) -> Iterator[tuple[str, T]]:
+    sources: Iterable[Source], use: Callable[[Any], Any], skipped: list[str]
+) -> Iterator[tuple[str, Any]]:
     """Name and ``use(image)`` of each image that can be read.
 
-    The others go to ``skipped``, each with the reason.
+    The others go to ``skipped``, each with the reason, and once however often they are read.
 
     Raises:
         ValueError: none can be read.
@@ -107,7 +86,9 @@ def read(
                 result = use(image)
         except Exception as error:  # a damaged file can raise anything in its decoder
             reason = str(error) or type(error).__name__
-            skipped.append(printable(f"{name}: {reason}"))
+            line = printable(f"{name}: {reason}")
+            if line not in skipped:
+                skipped.append(line)
         else:
             found = True
             yield name, result
@@ -131,13 +112,14 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
     from PIL import ImageOps
 
     done = []
-    if _has_more_frames(image):  # asked before it is decoded: to look for them moves to the next
+    # Asked before the picture is decoded: to look for more of them moves to the next.
+    if getattr(image, "is_animated", False):
         done.append(FRAMES)
     image.load()  # first: while it decodes a TIFF, Pillow turns it itself
     if _orientation(image) in range(2, 9):
         image = ImageOps.exif_transpose(image)
         done.append(TURNED)
-    if image.mode == "F" or image.mode.startswith("I"):
+    if image.mode.startswith(("F", "I")):
         image = _scaled(image)
         done.append(SCALED)
     return image.convert(colours), done
@@ -167,14 +149,6 @@ def _orientation(image: Any) -> int:
         return 1
 
 
-def _has_more_frames(image: Any) -> bool:
-    """Whether the file holds more pictures than the one that is read."""
-    try:
-        return bool(getattr(image, "is_animated", False))
-    except Exception:  # what is damaged behind the first picture says nothing of that one
-        return True
-
-
 def _scaled(image: Any) -> Any:
     """A gray image of 16 or 32 bits, integers or floats, in 8 bits.
 
@@ -195,6 +169,7 @@ def _scaled(image: Any) -> Any:
     if values.min() < black or values.max() > white:
         black = values.min()
         white = max(values.max(), black + 1e-6)  # all numbers may be the same one
+    # From black to white, 0 to 255.
     shares = (values - black) / (white - black)
     return Image.fromarray(np.round(255 * shares).astype(np.uint8))
 
@@ -209,8 +184,7 @@ class NaFlexImages:
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
         interpolation: filter of the resize, in place of the data configuration's.
-        left_out: what :func:`image_files` left out, each with the reason.
-        skipped: that, and the images that cannot be decoded; of the last pass.
+        skipped: what :func:`image_files` left out, and the images that cannot be decoded.
         converted: how many images :func:`convert` changed, and how; of the last pass.
     """
 
@@ -219,7 +193,6 @@ class NaFlexImages:
     max_seq_len: int = 256
     batch_size: int = 16
     interpolation: str | None = None
-    left_out: Sequence[str] = ()
     skipped: list[str] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
 
@@ -242,14 +215,16 @@ class NaFlexImages:
             converted, done = convert(image, colours)
             return prepare(converted), done
 
-        self.skipped[:] = self.left_out
+        # A report goes through the pictures twice; each pass counts anew.
         self.converted.clear()
         for group in _grouped(read(self.sources, use, self.skipped), self.batch_size):
-            names = [name for name, _ in group]
-            # timm's collator wants a label.
-            batch, _ = collate([(sample, 0) for _, (sample, _) in group])
-            for _, (_, done) in group:
+            names = []
+            samples = []
+            for name, (sample, done) in group:
+                names.append(name)
+                samples.append((sample, 0))  # timm's collator wants a label
                 self.converted.update(done)
+            batch, _ = collate(samples)
             yield batch | {"names": names}, None
 
     @property
@@ -271,7 +246,7 @@ def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]
     return _grouped((picture for _, (picture, _) in found), size)
 
 
-def _grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _grouped(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """The items in lists of ``size``; the last list may be shorter."""
     remaining = iter(items)
     return iter(lambda: list(islice(remaining, size)), [])  # until none is left
@@ -291,7 +266,7 @@ def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = Non
     Raises:
         ValueError: the model takes no patches, or other channels than pictures have.
     """
-    from timm.data import create_transform, resolve_data_config
+    from timm.data import resolve_data_config
 
     embeds = model.embeds
     if not embeds.is_linear:
@@ -302,18 +277,29 @@ def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = Non
     if embeds.in_chans not in (1, 3):
         raise ValueError(f"the model takes {embeds.in_chans} channels; pictures have 1 or 3")
     config = resolve_data_config({"interpolation": interpolation}, model=model)
-    for name in ("mean", "std"):
-        config[name] = config[name][: embeds.in_chans]
-    # Older releases of timm know no other order than (y, x, channel).
-    if not getattr(embeds, "channels_last", True):
-        config["patchify_channels_last"] = False
-    return create_transform(
-        **config,
-        naflex=True,
+    return patch_transform(
+        # Older releases of timm know no other order than (y, x, channel).
+        channels_last=getattr(embeds, "channels_last", True),
         patch_size=tuple(embeds.patch_size),
+        mean=config["mean"][: embeds.in_chans],
+        std=config["std"][: embeds.in_chans],
+        interpolation=config["interpolation"],
         max_seq_len=max_seq_len,
-        patchify=True,
     )
+
+
+def patch_transform(channels_last: bool, **settings: Any) -> Any:
+    """timm's eval transform, from a PIL image to its patches.
+
+    Args:
+        channels_last: whether a patch is (y, x, channel), and not (channel, y, x).
+        settings: patch_size, mean, std, interpolation and max_seq_len, as timm takes them.
+    """
+    from timm.data import create_transform
+
+    if not channels_last:
+        settings["patchify_channels_last"] = False
+    return create_transform(naflex=True, patchify=True, **settings)
 
 
 def photos() -> list[Source]:
@@ -337,6 +323,7 @@ def _photo(name: str, wide: int, high: int) -> Any:
     import skimage.data
     from PIL import Image, ImageOps
 
+    # The largest cut of this aspect ratio, in the picture's own resolution.
     image = Image.fromarray(getattr(skimage.data, name)())
     scale = min(image.width / wide, image.height / high)
     return ImageOps.fit(image, (int(scale * wide), int(scale * high)))

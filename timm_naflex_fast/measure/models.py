@@ -10,8 +10,8 @@ from typing import Any
 
 from ..attributes import temporarily
 from ..names import did_you_mean
-from .checkpoints import read_checkpoint, sizes
-from .tower_names import NamesDiffer, channels_first, check_names
+from .checkpoints import read_checkpoint
+from .tower_names import HOW_TO_FIT, PATCHES, channels_first, check_names
 from .weight_files import Unusable
 
 HUB_SECONDS = 10
@@ -20,16 +20,8 @@ HOW_TO_GIVE = (
     "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
     "untrained model"
 )
-HOW_TO_FIT = (
-    "--model-kwargs takes the options with which its model was made, e.g. "
-    "'pos_embed_grid_size=(24, 24)'"
-)
-HOW_TO_MATCH = (
-    "the file must hold the state dict of timm's model itself, or SigLIP-2 as transformers, "
-    f"open_clip or Google saves it; {HOW_TO_FIT}"
-)
 HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
-HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
+HOW_TO_SAVE = "fetch it again, or save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +68,12 @@ def check_model(name: str) -> None:
     import timm
 
     family = name.split(".")[0]
-    if family.startswith(("naflexvit", "vit_")) and timm.is_model(family):
-        return
-    own = timm.list_models("naflexvit*")
-    names = own + timm.list_models("vit_*", module="vision_transformer")
-    near = did_you_mean(family, names) or f"; it has {', '.join(own)}"
-    raise ValueError(f"timm has no NaFlexVit {name!r}{near}")
+    names = timm.list_models(["naflexvit*", "vit_*"])
+    if family not in names:
+        raise ValueError(
+            f"timm has no NaFlexVit {name!r}; valid: naflexvit_* and vit_* of timm.list_models()"
+            f"{did_you_mean(family, names)}"
+        )
 
 
 def check_hub(name: str) -> None:
@@ -133,19 +125,21 @@ def load_model(
     import torch
     from timm.models.naflexvit import NaFlexVit
 
+    # What an error says depends on where the weights come from.
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
     what = f"the model {name!r}"
-    advice = HOW_TO_GIVE
     weights = f"pretrained, {name}"
+    advice = HOW_TO_GIVE
     if random_weights:
-        advice = HOW_TO_FIT
         weights = "random, untrained, seed 0; position table of sines and cosines"
+        advice = HOW_TO_FIT
     elif checkpoint is not None:
         what = f"the checkpoint {checkpoint}"
+        with load_errors(what, HOW_TO_SAVE):
+            weights = _add_file(options, checkpoint)
         advice = HOW_TO_CONVERT
-        weights = _add_file(options, checkpoint, what)
     else:
         with load_errors(what, advice):
             check_hub(name)
@@ -158,7 +152,7 @@ def load_model(
         model = timm.create_model(name, pretrained=not random_weights, **options)
     if random_weights:
         _smooth(model.embeds.pos_embed)
-    elif _has_new_head(model) and model.num_classes:
+    elif model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
         weights += f"; an untrained head of {model.num_classes} classes"
     model.pretrained_cfg.pop("state_dict", None)
     return model.eval().to(getattr(torch, dtype)), weights
@@ -168,44 +162,41 @@ def _smooth(table: Any) -> None:
     """Make a learned position table, (1, H, W, C), one of sines and cosines."""
     from timm.layers import build_sincos2d_pos_embed
 
+    # A model with other tables, or none, has nothing to smooth.
     if table is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
 
 
-def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
+def _add_file(options: dict[str, Any], file: str | Path) -> str:
     """Add the weights of a local file to the options of a model, and say in words what they are."""
-    with load_errors(what, HOW_TO_SAVE):
-        checkpoint = read_checkpoint(file, options.get("pos_embed_grid_size"))
-        state = checkpoint.tensors
-        classes = len(state.get("head.weight", ()))
-        defaults = {"num_classes": classes}
-        if checkpoint.library != "timm":
-            defaults |= sizes(checkpoint, options.get("num_heads"))
-            if options.get("patchify_channels_last") is False:
-                state = channels_first(state)
+    checkpoint = read_checkpoint(file, options)
+    state = checkpoint.tensors
+    classes = len(state.get("head.weight", ()))
+    # What a user names comes before what the weights tell.
+    defaults = {"num_classes": classes, **checkpoint.options}
+    if checkpoint.options and options.get("patchify_channels_last") is False:
+        state = {**state, PATCHES: channels_first(state[PATCHES])}
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-    overlay = dict(options.get("pretrained_cfg_overlay") or {})  # e.g. the pictures' mean
-    overlay |= {"state_dict": state, "num_classes": classes}
+    overlay = options.get("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
+    overlay = {**overlay, "state_dict": state, "num_classes": classes}
     options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
     return checkpoint.words
-
-
-def _has_new_head(model: Any) -> bool:
-    """Whether the model has another number of classes than its weights."""
-    return bool(model.num_classes != model.pretrained_cfg["num_classes"])
 
 
 def _load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
     """Load a state dict, and refuse one that is not whole or not the model's.
 
-    timm calls this with what it has converted: with the model's own names and shapes.
+    timm calls this with what it has converted: with the model's own names and shapes, and without
+    a head of another number of classes.
     """
     from torch import nn
 
+    # timm itself is not strict about what is left where a head is new.
     keys = nn.Module.load_state_dict(model, state, strict=False)
-    replaced = "head." if _has_new_head(model) else ()
-    missing = [name for name in keys.missing_keys if not name.startswith(replaced)]
+    missing = keys.missing_keys
+    if model.num_classes != model.pretrained_cfg["num_classes"]:
+        missing = [name for name in missing if not name.startswith("head.")]
     check_names("the model", missing, keys.unexpected_keys)
     return keys
 
@@ -218,8 +209,6 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
     """
     try:
         yield
-    except NamesDiffer as error:
-        raise RuntimeError(f"{what} cannot be loaded: {error}; {HOW_TO_MATCH}") from error
     except Unusable as error:  # it says itself what to give
         raise RuntimeError(f"{what} cannot be loaded: {error}") from error
     # No network, a cut-off file, a pickle of something else, tensors of another model.

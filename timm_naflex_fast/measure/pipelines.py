@@ -16,7 +16,7 @@ from .bench.workloads import coordinates
 from .contenders import BASELINE, use
 from .images import eval_transform
 from .models import load_errors
-from .tower_names import channels_last, to_transformers
+from .tower_names import PATCHES, channels_first, channels_last, to_transformers
 
 LIBRARY = "transformers"
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
@@ -70,7 +70,7 @@ def timm_pipeline(
         grid = batch["patch_coord"].amax(1) + 1
         pixels = batch["patches"]
         if not is_channels_last:
-            pixels = pixels.unflatten(2, (3, -1)).transpose(2, 3).flatten(2)
+            pixels = channels_last(pixels)
         return Inputs(grid, pixels, batch["patch_valid"])
 
     modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.norm, model.attn_pool)
@@ -82,7 +82,7 @@ def timm_pipeline(
         coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
         pixels = inputs.pixels.to(model.embeds.proj.weight.dtype)
         if not is_channels_last:
-            pixels = pixels.unflatten(2, (-1, 3)).transpose(2, 3).flatten(2)
+            pixels = channels_first(pixels)
         batch = {"patches": pixels, "patch_coord": coord, "patch_valid": inputs.valid}
         with temporarily(model.embeds, settings or {}), use(contender, model):
             with recorded(modules) as found, torch.inference_mode():
@@ -175,7 +175,7 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
     own = model.state_dict()
     image_tower = {name: own[name] for name in own if not name.startswith("head.")}
     if not getattr(model.embeds, "channels_last", True):
-        image_tower = channels_last(image_tower)
+        image_tower[PATCHES] = channels_last(image_tower[PATCHES])
     weights = to_transformers(image_tower)
     settings: dict[str, Any] = dict(
         hidden_size=model.embed_dim,

@@ -5,13 +5,10 @@ weights and publishes them, has names and layouts of flax.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from .weight_files import Unusable
-
-Tensors = dict[str, Any]
-Pair = tuple[list[str], list[str]]  # names in one library, names in the other
+from .weight_files import Tensors, Unusable
 
 # One tower in another library and in timm: the other's tensors on the left, put one below the other,
 # are timm's on the right. "#" stands for the number of a block, "*" for "weight" and "bias".
@@ -58,14 +55,15 @@ BLOCK = re.compile(r"(?:blocks\.|layers\.|encoderblock_)(\d+)\.")
 POOLING = ("attn_pool.", "head.", "MAPHead_0.")  # the head that pools, which a tower may lack
 STACKED = "Transformer/encoderblock/"  # big_vision's, where each array holds all blocks
 PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
-TABLE = "embeds.pos_embed"  # (1, h, w, C); transformers' has one row for each cell: (n * n, C)
+TABLE = "embeds.pos_embed"  # (1, h, w, C)
+CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
+HOW_TO_FIT = (
+    "--model-kwargs takes the options with which its model was made, e.g. "
+    "'pos_embed_grid_size=(24, 24)'"
+)
 
 
-class NamesDiffer(Unusable):
-    """A tower lacks parameters, or has tensors that nothing uses."""
-
-
-def from_transformers(tower: Mapping[str, Any], table: tuple[int, int] | None = None) -> Tensors:
+def from_transformers(tower: Tensors, table: tuple[int, int] | None = None) -> Tensors:
     """transformers' Siglip2 tower (names without a prefix) as timm's.
 
     Args:
@@ -73,17 +71,12 @@ def from_transformers(tower: Mapping[str, Any], table: tuple[int, int] | None = 
         table: rows and columns of the position table; without them it is a square.
 
     Raises:
-        Unusable: tensors are missing, or are not Siglip2's (counts and names them); its patch
-            embedding has another form; or its table has another number of cells.
+        Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the table
+            has another number of cells.
     """
-    result = _renamed(tower, _pairs(tower, TRANSFORMERS))
-    _check_linear(result[PATCHES])
-    result[TABLE] = _as_grid(result[TABLE], table)
-    return result
-
-
-def _as_grid(cells: Any, table: tuple[int, int] | None = None) -> Any:
-    """A table's cells (h * w, C) as timm has them, (1, h, w, C); errors as above."""
+    result = _renamed(tower, TRANSFORMERS)
+    # transformers has the cells in a row, and does not write how many rows and columns they are.
+    cells = result[TABLE]
     side = round(len(cells) ** 0.5)
     height, width = table or (side, side)
     if height * width != len(cells):
@@ -91,28 +84,28 @@ def _as_grid(cells: Any, table: tuple[int, int] | None = None) -> Any:
             f"its position table has {len(cells)} cells, which are not {height} x {width}: give its "
             "rows and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
         )
-    return cells.reshape(1, height, width, -1)
+    result[TABLE] = cells.reshape(1, height, width, -1)
+    return result
 
 
-def to_transformers(tower: Mapping[str, Any]) -> Tensors:
+def to_transformers(tower: Tensors) -> Tensors:
     """timm's Siglip2 tower as transformers', with or without the head that pools.
 
     Raises:
         Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the position
             table is no square, as transformers' is.
     """
-    flat = dict(tower)
-    if TABLE in flat:
-        height, width = flat[TABLE].shape[1:3]
-        if height != width:
-            raise Unusable(
-                f"its position table has {height} x {width} cells: transformers' is a square"
-            )
-        flat[TABLE] = flat[TABLE].flatten(0, 2)  # (1, n, n, C) -> (n * n, C)
-    return _renamed(flat, [(ours, theirs) for theirs, ours in _pairs(flat, TRANSFORMERS)])
+    result = _renamed(tower, TRANSFORMERS, back=True)
+    _, height, width, _ = result[CELLS].shape
+    if height != width:
+        raise Unusable(
+            f"its position table has {height} x {width} cells: transformers' is a square"
+        )
+    result[CELLS] = result[CELLS].flatten(0, 2)
+    return result
 
 
-def from_big_vision(tower: Mapping[str, Any]) -> tuple[Tensors, int]:
+def from_big_vision(tower: Tensors) -> tuple[Tensors, int]:
     """Google's image tower (names without a prefix, NumPy arrays) as timm's, and its heads.
 
     Args:
@@ -120,136 +113,109 @@ def from_big_vision(tower: Mapping[str, Any]) -> tuple[Tensors, int]:
             (``encoderblock``), as big_vision's ``scan=True`` makes them.
 
     Returns:
-        The tensors, and how many attention heads they have (0 where that is not told).
+        The tensors, and how many attention heads they have.
 
     Raises:
-        Unusable: arrays are missing, or are not SigLIP-2's (counts and names them); or its patch
-            embedding has another form.
+        Unusable: arrays are missing, or are not SigLIP-2's (counts and names them).
     """
-    flat: Tensors = {}
+    import torch
+
+    flat: dict[str, Any] = {}
     heads = 0
-    for name, array in tower.items():
-        values = _to_torch(array)
-        if not name.startswith(STACKED):
-            flat |= _flax_parameter(name, values)
-            continue
-        for number, one in enumerate(values):
-            flat |= _flax_parameter(name.replace("block/", f"block_{number}/"), one)
     for name, array in tower.items():
         if name.endswith("query/kernel"):
             heads = array.shape[-2]  # (..., C, heads, C / heads)
-    result = _renamed(flat, _pairs(flat, BIG_VISION))
-    if len(result[TABLE]) == 1:  # the cells in a row, as in big_vision's other towers
-        result[TABLE] = _as_grid(result[TABLE].flatten(0, -2))
-    else:
-        result[TABLE] = result[TABLE][None]  # (h, w, C)
+        values = torch.from_numpy(array)
+        # What belongs to one block, or to none, is a stack of one.
+        if not name.startswith(STACKED):
+            values = values[None]
+        for number, one in enumerate(values):
+            # flax has inputs first, and heads on an axis of their own.
+            if name.endswith("out/kernel"):
+                one = one.flatten(0, 1)  # (heads, C / heads, C)
+            if name.endswith("kernel"):
+                one = one.flatten(1).t()
+            if name.endswith("bias"):
+                one = one.flatten()
+            written = re.sub("(kernel|scale)$", "weight", name)
+            flat[written.replace("block/", f"block_{number}/").replace("/", ".")] = one
+    result = _renamed(flat, BIG_VISION)
+    result[TABLE] = result[TABLE][None]  # (1, h, w, C)
     return result, heads
 
 
-def _to_torch(array: Any) -> Any:
-    """A NumPy array as a tensor; big_vision saves bfloat16 as two bytes that have no type."""
-    import torch
-
-    if array.dtype.kind == "V":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
+def channels_first(patches: Any) -> Any:
+    """Patches (..., y * x * channel) in the order (..., channel * y * x), of three channels."""
+    return patches.unflatten(-1, (-1, 3)).mT.flatten(-2)
 
 
-def _flax_parameter(name: str, values: Any) -> Tensors:
-    """One of flax's parameters with PyTorch's name and layout."""
-    module, _, kind = name.replace("/", ".").rpartition(".")
-    if kind == "scale":
-        return {f"{module}.weight": values}
-    if kind == "bias":
-        return {f"{module}.bias": values.flatten()}  # of query, key and value: (heads, C / heads)
-    if kind == "kernel" and module == "embedding":
-        _check_linear(values)
-    if kind == "kernel":
-        # Inputs first: (C, D), (C, heads, C / heads); of "out", (heads, C / heads, C).
-        if module.endswith(".out"):
-            values = values.flatten(0, 1)
-        return {f"{module}.weight": values.flatten(1).t()}
-    return {name.replace("/", "."): values}
-
-
-def _check_linear(patch_embedding: Any) -> None:
-    if patch_embedding.ndim != 2:
-        raise Unusable(
-            "its patch embedding is a convolution: weights of one size, not of NaFlex; take "
-            "those whose name says naflex, or timm's own weights of this tower, e.g. --model "
-            "vit_base_patch16_siglip_256.v2_webli"
-        )
-
-
-def channels_first(tower: Mapping[str, Any]) -> Tensors:
-    """A tower whose patches are (y, x, channel), for a model whose patches are (channel, y, x)."""
-    weight = tower[PATCHES]
-    side = round((weight.shape[1] / 3) ** 0.5)
-    pixels = weight.unflatten(1, (side, side, 3)).movedim(3, 1)  # (C, 3, side, side)
-    return {**tower, PATCHES: pixels.flatten(1)}
-
-
-def channels_last(tower: Mapping[str, Any]) -> Tensors:
+def channels_last(patches: Any) -> Any:
     """The inverse of :func:`channels_first`."""
-    weight = tower[PATCHES]
-    side = round((weight.shape[1] / 3) ** 0.5)
-    pixels = weight.unflatten(1, (3, side, side)).movedim(1, 3)  # (C, side, side, 3)
-    return {**tower, PATCHES: pixels.flatten(1)}
+    return patches.unflatten(-1, (3, -1)).mT.flatten(-2)
 
 
-def count_blocks(tower: Mapping[str, Any]) -> int:
+def count_blocks(tower: Tensors) -> int:
     """How many blocks there are, under the names of any of the libraries."""
-    numbers = set()
-    for name in tower:
-        numbers |= set(BLOCK.findall(name))
-    return len(numbers)
+    return len(set(BLOCK.findall(" ".join(tower))))
 
 
-def has_pooling(tower: Mapping[str, Any]) -> bool:
+def has_pooling(tower: Tensors) -> bool:
     """Whether a tower has the head that pools."""
     return any(name.startswith(POOLING) for name in tower)
 
 
-def _pairs(tower: Mapping[str, Any], mapping: str) -> Iterator[Pair]:
-    """A mapping with every name written out, for a tower of as many blocks."""
+def _lines(tower: Tensors, mapping: str) -> Iterator[str]:
+    """The lines of a mapping with every name written out, for a tower of as many blocks."""
+    lines: dict[str, None] = {}  # each once
+    for block in range(max(1, count_blocks(tower))):
+        for kind in ("weight", "bias"):
+            written = mapping.replace("#", str(block)).replace("*", kind)
+            lines |= dict.fromkeys(written.strip().splitlines())
     pools = has_pooling(tower)
-    for line in mapping.strip().splitlines():
-        if line.startswith(POOLING) and not pools:
-            continue
-        blocks = range(count_blocks(tower)) if "#" in line else range(1)
-        kinds = ("weight", "bias") if "*" in line else ("",)
-        for block in blocks:
-            for kind in kinds:
-                written = line.replace("#", str(block)).replace("*", kind)
-                theirs, ours = written.split(" = ")
-                yield theirs.split(), ours.split()
+    for line in lines:
+        if pools or not line.startswith(POOLING):
+            yield line
 
 
-def _renamed(tower: Mapping[str, Any], pairs: Iterable[Pair]) -> Tensors:
-    """The tensors under the second names of ``pairs``; every one is used, and every name found."""
+def _renamed(tower: Tensors, mapping: str, *, back: bool = False) -> dict[str, Any]:
+    """The tensors under the names on the right of a mapping, or ``back`` under those on the left.
+
+    Raises:
+        Unusable: a name is not found, or a tensor is not used.
+    """
     import torch
 
-    pairs = list(pairs)
-    needed = {name for names, _ in pairs for name in names}
+    # All names are looked at before any tensor is: what differs is told with all its names.
+    needed: set[str] = set()
+    pairs = []
+    for line in _lines(tower, mapping):
+        sides = [side.split() for side in line.split(" = ")]
+        if back:
+            sides.reverse()
+        needed.update(sides[0])
+        pairs.append(sides)
     check_names("Siglip2's tower", needed - tower.keys(), tower.keys() - needed)
-    result: Tensors = {}
+
+    result: dict[str, Any] = {}
     for old, new in pairs:
         whole = torch.cat([tower[name] for name in old])
         # The rows of a query, key and value projection: together, as query and the rest, or each.
         third = len(whole) // 3
-        rows = {1: len(whole), 2: [third, 2 * third], 3: third}[len(new)]
-        result |= zip(new, whole.split(rows))
+        ends = [third, 2 * third]
+        result |= zip(new, whole.tensor_split(ends[: len(new) - 1]))
     return result
 
 
 def check_names(whose: str, missing: Collection[str], unused: Collection[str]) -> None:
-    """Raise an error that counts and names what is missing from weights, or left over.
+    """Refuse weights of other names: count and name what is missing from them, or left over.
 
     Raises:
-        NamesDiffer: there is something.
+        Unusable: there is something.
     """
     if missing or unused:
-        raise NamesDiffer(
+        raise Unusable(
             f"{len(missing)} tensors of {whose} are not in it {sorted(missing)[:3]}, and {whose} does "
-            f"not use {len(unused)} of its tensors {sorted(unused)[:3]}"
+            f"not use {len(unused)} of its tensors {sorted(unused)[:3]}; the file must hold the "
+            "state dict of timm's model itself, or SigLIP-2 as transformers, open_clip or Google saves "
+            f"it; {HOW_TO_FIT}"
         )
