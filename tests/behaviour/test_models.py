@@ -80,7 +80,10 @@ def test_kept_embeddings_of_images_equal_stock(model, mode):
 @pytest.mark.parametrize("tokens", [1, 5, 7])
 def test_images_of_another_number_of_tokens_are_refused_unchanged(tokens, kind, mode):
     embeds = small_vit(pos_embed=kind).embeds
-    add = lambda x: getattr(embeds, f"_apply_{kind}_pos_embed")(x, (2, 3))
+
+    def add(x):
+        getattr(embeds, f"_apply_{kind}_pos_embed")(x, (2, 3))
+
     x = torch.zeros(2, tokens, embeds.embed_dim)
     with pytest.raises(RuntimeError):  # timm's own
         add(x.clone())
@@ -95,8 +98,13 @@ def test_fake_tensors_work_and_poison_nothing(mode):
     embeds = small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
     weight = embeds.proj.weight
     image = torch.randn(2, 1, 24, 28)
-    tokens = lambda image: first(embeds(image))
-    kernel = lambda weight: embeds.patch_interpolator.resample_linear_weight(weight, (3, 5))
+
+    def tokens(image):
+        return first(embeds(image))
+
+    def kernel(weight):
+        return embeds.patch_interpolator.resample_linear_weight(weight, (3, 5))
+
     want = tokens(image)
     want_kernel = kernel(weight)
 

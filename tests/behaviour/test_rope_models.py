@@ -95,7 +95,9 @@ def test_tracers_and_transforms_meet_plain_operations(kind):
     model = vit(kind)
     coord = BATCH["patch_coord"]
     x = torch.zeros(*coord.shape[:2], 4)
-    embed = lambda x, coord: as_tensor(model._generate_rope_naflex(x, coord))
+
+    def embed(x, coord):
+        return as_tensor(model._generate_rope_naflex(x, coord))
 
     with enable():
         want = embed(x, coord)

@@ -124,7 +124,9 @@ def test_a_compiled_model_has_tangents(mode):
 )
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
 def test_what_is_written_down_while_a_table_is_kept_holds_for_other_tables(how, strategy):
-    f = lambda table, x, coord: fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
+    def f(table, x, coord):
+        return fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
+
     x = torch.zeros(3, 13, 4)
     for _ in range(3):
         f(TABLE, x, COORD)

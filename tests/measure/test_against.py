@@ -58,13 +58,13 @@ def compared(pictures):
 @ran("matmul", "interpolate_cached")
 def test_right_pipelines_part_nowhere_with_exact_modes(model, compared):
     found = compared(model, ["interpolate_cached", "matmul"])
-    assert found["reason"] is None
-    for one in [found, *found["modes"].values()]:
-        assert one["first"] is None
-        assert [row["stage"] for row in one["stages"]] == [*STAGES, END_TO_END]
-        assert {row["parting"] for row in one["stages"]} == {()}
-        assert one["stages"][0]["largest"] == 0
-    limits = [row["limit"] for row in found["stages"]]
+    assert found.reason is None
+    for one in [found, *found.modes.values()]:
+        assert one.first is None
+        assert [row.stage for row in one.stages] == [*STAGES, END_TO_END]
+        assert {row.parting for row in one.stages} == {()}
+        assert one.stages[0].largest == 0
+    limits = [row.limit for row in found.stages]
     grid, pixels, patches, positions, *later, end_to_end = limits
     # The position embedding is a difference of two stages.
     assert (grid, patches, positions, {*later}) == (0, 2e-6, 4e-6, {2e-5})
@@ -76,49 +76,49 @@ def test_several_batches_are_one_comparison(model, pictures):
     found = against.against_transformers(
         model, [pictures[:3], pictures[3:]], contenders=[], max_seq_len=LENGTH
     )
-    assert found["pictures"] == 4
-    assert {row["compared"] for row in found["stages"]} == {4}
-    pixels = found["stages"][1]
-    assert pixels["parting"] == (0, 1, 2, 3)
+    assert found.pictures == 4
+    assert {row.compared for row in found.stages} == {4}
+    pixels = found.stages[1]
+    assert pixels.parting == (0, 1, 2, 3)
 
 
 def test_the_verdict_shows_the_same_pixels_and_the_end_to_end_numbers(model, compared):
     found = compared(model)
-    *_, pooled, end_to_end = found["stages"]
-    assert 0 < pooled["share"] < end_to_end["share"]
-    assert found["verdict"].endswith(
+    *_, pooled, end_to_end = found.stages
+    assert 0 < pooled.share < end_to_end.share
+    assert found.verdict.endswith(
         f"part nowhere on 4 pictures in float32: from the same pixels, pooled differs by "
-        f"{pooled['share']:.1e} of its largest number; end to end, from each one's own pixels, by "
-        f"{end_to_end['share']:.1e}."
+        f"{pooled.share:.1e} of its largest number; end to end, from each one's own pixels, by "
+        f"{end_to_end.share:.1e}."
     )
 
 
 def test_from_the_same_patches_there_is_no_end_to_end_number(model, compared):
     found = compared(model, same_patches=True)
-    assert [row["stage"] for row in found["stages"]] == STAGES[2:]
-    assert found["stage_from"] == "patches"
-    assert "end to end" not in found["verdict"]
+    assert [row.stage for row in found.stages] == STAGES[2:]
+    assert found.stage_from == "patches"
+    assert "end to end" not in found.verdict
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_guessed_number_of_heads_is_said(known, model, compared):
     found = compared(model, heads_are_known=known)
-    assert ("The number of attention heads is not known" in found["verdict"]) == (not known)
+    assert ("The number of attention heads is not known" in found.verdict) == (not known)
 
 
 @ran("grid_sample")
 def test_a_mode_that_does_not_antialias_is_named(model, compared):
     found = compared(model, ["grid_sample"], same_patches=True)
-    assert found["first"] is None
-    assert found["modes"]["grid_sample"]["first"] == "position_embedding"
-    assert "With grid_sample they part at position_embedding" in found["verdict"]
+    assert found.first is None
+    assert found.modes["grid_sample"].first == "position_embedding"
+    assert "With grid_sample they part at position_embedding" in found.verdict
 
 
 def test_timms_own_filter_of_pictures_is_named(model, compared):
     found = compared(model, interpolation="bicubic")
-    assert found["first"] == "pixels"
-    assert found["reason"] == "pictures resized by bicubic"
-    assert "the likely reason: pictures resized by bicubic" in found["verdict"]
+    assert found.first == "pixels"
+    assert found.reason == "pictures resized by bicubic"
+    assert "the likely reason: pictures resized by bicubic" in found.verdict
 
 
 @pytest.mark.parametrize(("interpolation", "first"), [("bilinear", None), ("bicubic", "pixels")])
@@ -128,9 +128,9 @@ def test_square_pictures_of_320_pixels_at_256_patches(interpolation, first, mode
     found = against.against_transformers(
         model, [square], contenders=[], max_seq_len=256, interpolation=interpolation
     )
-    assert found["first"] == first
+    assert found.first == first
     reason = None if first is None else f"pictures resized by {interpolation}"
-    assert found["reason"] == reason
+    assert found.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_square_pictures_of_320_pixels_at_256_patches(interpolation, first, mode
 def test_the_setting_of_timms_table_that_differs_is_named(setting, value, reason, model, compared):
     setattr(model.embeds, setting, value)
     found = compared(model)
-    assert (found["first"], found["reason"]) == ("position_embedding", reason)
+    assert (found.first, found.reason) == ("position_embedding", reason)
     assert getattr(model.embeds, setting) == value
 
 
@@ -200,11 +200,11 @@ def test_a_fault_planted_in_transformers_is_named_at_its_stage(fault, model, com
     monkeypatch.setattr(against, "build_processor", lambda *given: processor)
     found = compared(model)
     stage, reason = FAULTS[fault]
-    assert found["first"] == stage
+    assert found.first == stage
     if reason is None:
-        assert found["reason"].startswith("none of the known mistakes; ")
+        assert found.reason.startswith("none of the known mistakes; ")
     else:
-        assert found["reason"] == reason
+        assert found.reason == reason
 
 
 def test_a_setting_of_timms_tower_that_differs_is_named(model, compared, monkeypatch):
@@ -213,16 +213,16 @@ def test_a_setting_of_timms_tower_that_differs_is_named(model, compared, monkeyp
     for mlp in [*(block.mlp for block in model.blocks), model.attn_pool.mlp]:
         mlp.act.forward = lambda x: x * torch.sigmoid(1.702 * x)
     found = compared(model)
-    assert found["first"] == "block_0"
+    assert found.first == "block_0"
     told = f"{IN_TRANSFORMERS}GELU's approximation by tanh, not the exact one"
-    assert found["reason"] == told
+    assert found.reason == told
 
 
 def test_a_classifier_of_its_own_does_not_matter(model, compared):
     model.reset_classifier(3)
     found = compared(model)
-    assert found["first"] is None
-    assert found["stages"][-2]["stage"] == "pooled"
+    assert found.first is None
+    assert found.stages[-2].stage == "pooled"
 
 
 def test_transformers_own_code_is_measured_whatever_is_enabled(pictures):

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.support.running import ran
+from tests.support.running import ran, running
+from timm_naflex_fast.measure.bench.workloads import coordinates
+from timm_naflex_fast.measure.export import Naflex, make_inputs, write
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.pipelines import (
     build_processor,
@@ -85,3 +88,59 @@ def test_transformers_agrees(how, model, recording):
     pipeline = transformers_pipeline(tower, build_processor(model, 64))
     comparison, _ = compared(recording, how(pipeline, recording))
     assert comparison.first() is None and comparison.precision == "float32"
+
+
+# What follows gives the pooled output alone: compilers and runtimes keep no stage inside.
+
+
+def batch_of(recording):
+    inputs = inputs_of(recording.stages, recording.about["max_patches"])
+    coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
+    return {"patches": inputs.pixels, "patch_coord": coord, "patch_valid": inputs.valid}
+
+
+def arrays_of(recording):
+    return {name: tensor.numpy() for name, tensor in batch_of(recording).items()}
+
+
+def assert_pooled_agrees(recording, pooled):
+    assert len(pooled) == len(recording.stages)
+    comparison, _ = compare_recordings(recording, [{"pooled": one} for one in pooled])
+    assert comparison.first() is None and comparison.precision == "float32"
+
+
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+def test_the_compiled_model_agrees(mode, model, recording):
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with running(mode), torch.no_grad():
+        pooled = compiled(batch_of(recording)).numpy()
+    assert_pooled_agrees(recording, pooled)
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    """The kit's model as an ONNX file."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    file = tmp_path_factory.mktemp("exported") / "kit.onnx"
+    module = Naflex(model).eval()
+    (example, *_), free = make_inputs(model, None)
+    with torch.no_grad(), running("matmul", model=module):
+        write(module, example, free, file)
+    return file
+
+
+def test_the_exported_model_agrees_in_onnx_runtime(exported, recording):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
+    (pooled,) = session.run(None, arrays_of(recording))
+    assert_pooled_agrees(recording, pooled)
+
+
+@pytest.mark.slow
+def test_the_exported_model_agrees_in_openvino_at_float32(exported, recording):
+    openvino = pytest.importorskip("openvino")
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(exported), "CPU", settings)
+    assert_pooled_agrees(recording, compiled(arrays_of(recording))[0])

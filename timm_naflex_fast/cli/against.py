@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -54,7 +55,7 @@ def check(options: argparse.Namespace) -> None:
 
 def measure(
     model: Any, sources: Sequence[Source], options: argparse.Namespace, weights: str
-) -> dict[str, Any]:
+) -> Any:
     """What :func:`against_transformers` finds, for the model and pictures of ``drift``.
 
     ``weights``: in words, which weights the model holds.
@@ -85,16 +86,15 @@ def measure(
             advance=bar.update,
         )
     if options.random_weights:
-        found["verdict"] += " These weights are random, not SigLIP-2's."
+        verdict = f"{found.verdict} These weights are random, not SigLIP-2's."
+        return replace(found, verdict=verdict)
     return found
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: Any) -> None:
     """Print the table of stages and the verdict."""
     from ..measure.against import stage_rows
 
-    print(
-        f"\ntimm's own code against {found['library']} {found['version']}, from {found['stage_from']}"
-    )
+    print(f"\ntimm's own code against {found.library} {found.version}, from {found.stage_from}")
     print(table(stage_rows(found)))
-    print(found["verdict"])
+    print(found.verdict)

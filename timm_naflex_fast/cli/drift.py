@@ -129,7 +129,7 @@ def measure_and_show(
     options: argparse.Namespace,
     weights: str,
     source: str,
-    compared: dict[str, Any] | None = None,
+    compared: Any = None,
 ) -> int:
     """Measure ``batches`` under checked options; print the result, and write what was asked for.
 
@@ -141,7 +141,7 @@ def measure_and_show(
         source: in words, where the images come from.
         compared: what ``--against`` found.
     """
-    from ..measure.drift.report import record, write
+    from ..measure.drift.report import Report, write
     from ..measure.drift.survey import survey
 
     names = options.contenders
@@ -154,8 +154,8 @@ def measure_and_show(
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
     facts |= getattr(batches, "facts", {})
-    report = record(
-        found,
+    report = Report(
+        survey=found,
         model=options.model,
         weights=weights,
         facts=facts,
@@ -166,15 +166,15 @@ def measure_and_show(
     announce_skipped(skipped)
     if images.CONVERTED in facts:
         announce(f"{images.CONVERTED}: {facts[images.CONVERTED]}")
-    _print(report, found)
+    _print(report)
     if compared:
         against.show(compared)
     # What is asked for in files comes last: a disk that is full leaves the table on the screen.
-    options.figures.update(report)
+    options.figures.update(report.as_json())
     if options.out:
-        files = write(report, found, options.out)
+        files = write(report, options.out)
         print(f"written: {', '.join(map(printable, files))}")
-    if compared and compared["first"] is not None:
+    if compared and compared.first is not None:
         return against.PARTS
     return 0
 
@@ -194,13 +194,13 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
     }
 
 
-def _print(report: dict[str, Any], found: Any) -> None:
+def _print(report: Any) -> None:
     """Print a survey's table, and what follows from it."""
-    from ..measure.drift.report import cells
+    from ..measure.drift.report import headline, rows
 
     print(
-        f"Drift from timm's own result: {report['model']}; weights: {report['weights']}; "
-        f"{found.images:,} images"
+        f"Drift from timm's own result: {report.model}; weights: {report.weights}; "
+        f"{report.survey.images:,} images"
     )
-    print(table([cells(name, drift) for name, drift in found.drift.items()]))
-    print(report["headline"])
+    print(table(rows(report.survey)))
+    print(headline(report.survey))

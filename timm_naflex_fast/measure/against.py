@@ -1,14 +1,18 @@
-"""timm's NaFlex SigLIP-2 against transformers' Siglip2: the same pictures, the same weights."""
+"""timm's NaFlex SigLIP-2 against transformers' Siglip2: the same pictures, the same weights.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+What ``record`` and ``compare`` do, in one process: transformers is the reference, timm under each
+mode is a port.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..names import STRATEGY_NAMES
-from ..recordings.compare import Comparison, Reason, Row, describe, known_mistake
-from ..recordings.format import Array, Stages, float32_limit
+from ..recordings.compare import Comparison, Reason, Row, compare_recordings
+from ..recordings.format import Stages, float32_limit
 from ..recordings.verdict import cells
 from .checkpoints import read_config
 from .contenders import BASELINE
@@ -23,7 +27,7 @@ from .pipelines import (
     timm_pipeline,
     transformers_pipeline,
 )
-from .record import Source, known_mistakes, transformers_source
+from .record import Source, make_recording, transformers_source
 
 END_TO_END = " (end to end)"
 LIMITS = (
@@ -32,6 +36,44 @@ LIMITS = (
     "follows by more than 2e-5. The stages after the pixels begin with the other library's pixels; "
     "the rows that say (end to end) begin with the picture."
 )
+READ = ("grid", "pixels")  # the stages that a pipeline makes of the picture itself
+
+
+@dataclass(frozen=True)
+class Compared:
+    """timm under one mode.
+
+    Attributes:
+        stages: a row for each stage.
+        first: the stage that parts, or None.
+    """
+
+    stages: list[Row]
+    first: str | None
+
+
+@dataclass(frozen=True)
+class Against(Compared):
+    """timm's own code, and each mode beside it.
+
+    Attributes:
+        version: of the other library.
+        stage_from: "pictures", or "patches": both towers got the other library's patches.
+        pictures: how many were compared.
+        reason: the likely one in words, or None.
+        heads_are_known: whether something tells the number of attention heads.
+        modes: what each one gives.
+        verdict: the answer in sentences.
+    """
+
+    version: str
+    stage_from: str
+    pictures: int
+    reason: str | None
+    heads_are_known: bool
+    modes: dict[str, Compared]
+    verdict: str = ""
+    library: str = LIBRARY
 
 
 def against_transformers(
@@ -45,7 +87,7 @@ def against_transformers(
     same_patches: bool = False,
     heads_are_known: bool = True,
     advance: Callable[[float], Any] = lambda share: None,
-) -> dict[str, Any]:
+) -> Against:
     """Compare timm's pipeline with transformers', stage by stage, in float32 on the CPU.
 
     Args:
@@ -60,11 +102,6 @@ def against_transformers(
         heads_are_known: whether something tells the number of attention heads.
         advance: called after each pass over a batch, with its share of the batch's work.
 
-    Returns:
-        "library", "version", "stage_from", "pictures" (how many); for timm's own code "stages" (a
-        line for each, see :class:`Row`), "first" (the stage that parts, or None), "reason" (words,
-        or None); under "modes" "stages" and "first" of each contender; "verdict", in sentences.
-
     Raises:
         ImportError: transformers is not installed.
         RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
@@ -77,8 +114,7 @@ def against_transformers(
     names = [*dict.fromkeys([BASELINE, *contenders])]
     pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
     comparisons: dict[str, Comparison] = {}
-    example: tuple[Any, Stages, Stages] | None = None  # the first picture that parts in timm's code
-    example_at = ""  # the stage
+    example: tuple[str, Any, Stages, Stages] | None = None
     count = 0
     for pictures in batches:
         inputs = theirs.read(pictures)
@@ -88,53 +124,48 @@ def against_transformers(
             comparison = comparisons.setdefault(name, _new_comparison(reference[0]))
             for number, (own, right) in enumerate(zip(ports, reference)):
                 comparison.add(count + number, _with_end_to_end(right), own)
-            if name == BASELINE:
-                first = comparison.first()
-                if first is not None and first.stage != example_at:
-                    # The first picture that parts at this stage is one of this batch.
-                    example_at = first.stage
-                    number = first.parting[0] - count
-                    example = (pictures[number], reference[number], ports[number])
+            first = comparison.first()
+            # The reason is looked for in the first picture that parts at the first stage. A later
+            # batch can part at an earlier stage.
+            if name == BASELINE and first and (example is None or example[0] != first.stage):
+                number = first.parting[0] - count
+                example = (first.stage, pictures[number], reference[number], ports[number])
             advance(1 / len(names))
         count += len(pictures)
 
-    timms = comparisons[BASELINE]
     reason = None
-    first = timms.first()
-    if first is not None and example is not None:
-        reason = _reason(timms, first, source, *example)
+    if example is not None:
+        reason = _reason(source, pipelines[BASELINE], *example)
     modes = {}
     for name, comparison in comparisons.items():
-        modes[name] = {
-            "stages": [vars(row) for row in comparison.rows()],
-            "first": _name(comparison.first()),
-        }
-    found = {
-        "library": LIBRARY,
-        "version": version(LIBRARY),
-        "stage_from": "patches" if same_patches else "pictures",
-        "pictures": timms.pictures,
-        **modes.pop(BASELINE),
-        "reason": reason and reason.words,
-        "heads_are_known": heads_are_known,
-        "modes": modes,
-    }
-    return found | {"verdict": verdict(found)}
+        first = comparison.first()
+        modes[name] = Compared(comparison.rows(), None if first is None else first.stage)
+    timms = modes.pop(BASELINE)
+    found = Against(
+        stages=timms.stages,
+        first=timms.first,
+        version=version(LIBRARY),
+        stage_from="patches" if same_patches else "pictures",
+        pictures=count,
+        reason=reason,
+        heads_are_known=heads_are_known,
+        modes=modes,
+    )
+    return replace(found, verdict=verdict(found))
 
 
 def _new_comparison(reference: Stages) -> Comparison:
-    """A comparison of the reference's stages; the end-to-end ones are the last."""
+    """A comparison of the reference's stages; the end-to-end one is the last."""
     limits = {stage: {"float32": float32_limit(stage)} for stage in reference}
-    last = [stage for stage in _with_end_to_end(reference) if stage not in reference]
-    for stage in last:
-        # A rounded pixel moves what follows, and nothing tells by how much it may.
-        limits[stage] = {"float32": float("inf")}
-    return Comparison([*reference, *last], limits)
+    *_, last = order = list(_with_end_to_end(reference))
+    # A rounded pixel moves what follows, and nothing tells by how much it may.
+    limits[last] = {"float32": float("inf")}
+    return Comparison(order, limits)
 
 
 def _with_end_to_end(stages: Stages) -> Stages:
     """The stages, and the last one once more under the name of the end-to-end row."""
-    last = list(stages)[-1]
+    *_, last = stages
     return stages | {last + END_TO_END: stages[last]}
 
 
@@ -145,75 +176,72 @@ def _port_stages(
     from the pictures."""
     ports = stages_of(inputs, pipeline.tower(inputs))
     if same_patches:
-        for port in ports:
-            del port["grid"], port["pixels"]
-        return ports
+        return [_without_read(port) for port in ports]
     own = pipeline.read(pictures)
-    end_to_end = stages_of(own, pipeline.tower(own))
-    for port, whole in zip(ports, end_to_end):
-        last = list(whole)[-1]
-        port |= {
-            "grid": whole["grid"],
-            "pixels": whole["pixels"],
-            last + END_TO_END: whole[last],
-        }
-    return ports
+    mixed = []
+    for port, whole in zip(ports, stages_of(own, pipeline.tower(own))):
+        mixed.append(_with_end_to_end(whole) | _without_read(port))
+    return mixed
+
+
+def _without_read(stages: Stages) -> Stages:
+    """The stages that a tower computes."""
+    return {stage: stages[stage] for stage in stages if stage not in READ}
 
 
 def _reason(
-    comparison: Comparison, row: Row, source: Source, image: Any, right: Stages, own: Stages
-) -> Reason:
-    """Why timm's own code parts at a stage: each known mistake is run on one picture.
+    source: Source, timms: Pipeline, stage: str, picture: Any, right: Stages, own: Stages
+) -> str | None:
+    """Why timm's own code parts from the source at a stage, by one picture's stages of both.
 
-    It can be timm's, or the other library's: its settings are those of other weights, say.
+    It can be timm's, or the other library's: its settings are those of other weights, say. So first
+    the one, then the other is recorded with each known mistake.
     """
-    picture, *_ = row.parting
-    candidates = _mistaken(source, image, right, row.stage)
-    known = known_mistake(comparison, row, picture, right, own, candidates)
-    if known:
-        return known
 
-    timms = right | {stage: own[stage] for stage in right if stage in own}
-    if row.stage not in ("grid", "pixels"):
-        # Both towers began with these.
-        timms |= {"grid": right["grid"], "pixels": right["pixels"]}
-    exchanged = replace(source, twin=lambda one: timm_pipeline(one, source.max_patches))
-    candidates = _mistaken(exchanged, image, timms, row.stage)
-    known = known_mistake(comparison, row, picture, timms, right, candidates)
-    if known:
-        return replace(known, words=f"{LIBRARY} gives what timm would with this: {known.words}")
-    return describe(row, picture, right, own)
+    def as_timm_is(one: Any) -> Pipeline:
+        return timm_pipeline(one, source.max_patches)
 
-
-def _mistaken(
-    source: Source, image: Any, stages: Stages, stage: str
-) -> Iterator[tuple[str, Array]]:
-    """What each known mistake makes of a picture at a stage: words and numbers."""
-    for mistake, _, numbers in known_mistakes(source, [image], [stages]):
-        if stage in numbers:
-            yield mistake.words, numbers[stage]
+    reason = _compare_one(source, picture, stage, own)
+    if reason is None:
+        return None
+    if reason.known:
+        return reason.words
+    # Where a picture is read right, both towers begin with the other library's pixels.
+    read = timms.read if stage in READ else source.pipeline.read
+    exchanged = replace(source, pipeline=Pipeline(read, timms.tower), twin=as_timm_is)
+    other = _compare_one(exchanged, picture, stage, right)
+    if other is not None and other.known:
+        return f"{LIBRARY} gives what timm would with this: {other.words}"
+    return reason.words
 
 
-def _name(row: Row | None) -> str | None:
-    return None if row is None else row.stage
+def _compare_one(source: Source, picture: Any, stage: str, port: Stages) -> Reason | None:
+    """Record one picture in memory, and compare a port that parts at a stage."""
+    # Without the table: the other library's own may be the wrong one.
+    recording = replace(make_recording(source, [picture], ["the picture"], {}), table=None)
+    for entry in recording.about["stages"]:
+        entry["limits"] = {"float32": entry["limits"]["float32"]}
+    # The stages after the pixels began with the reference's own.
+    compared = [one for one in recording.order if one in port and (one in READ) == (stage in READ)]
+    _, reasons = compare_recordings(recording, [{one: port[one] for one in compared}])
+    return reasons[0] if reasons else None
 
 
-def stage_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
+def stage_rows(found: Against) -> list[dict[str, str]]:
     """The table of stages of timm's own code, as text under its headings."""
-    return [cells(Row(**stage)) for stage in found["stages"]]
+    return [cells(row) for row in found.stages]
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def verdict(found: Against) -> str:
     """The answer in sentences: where timm's own code parts from the library, then each mode."""
-    library = f"{found['library']} {found['version']}"
-    text = f"timm and {library} {_parting(found)}"
-    if found["reason"]:
-        text += f"; the likely reason: {found['reason']}"
+    text = f"timm and {found.library} {found.version} {_parting(found, found.pictures)}"
+    if found.reason:
+        text += f"; the likely reason: {found.reason}"
     text += "."
-    for mode, one in found["modes"].items():
-        if one["first"] != found["first"]:
-            text += f" With {mode} they {_parting({**found, **one})}."
-    if not found["heads_are_known"]:
+    for mode, one in found.modes.items():
+        if one.first != found.first:
+            text += f" With {mode} they {_parting(one, found.pictures)}."
+    if not found.heads_are_known:
         text += (
             " The number of attention heads is not known: no file tells it, and both sides were "
             "given the same guess."
@@ -221,20 +249,20 @@ def verdict(found: Mapping[str, Any]) -> str:
     return text
 
 
-def _parting(found: Mapping[str, Any]) -> str:
-    rows = [Row(**stage) for stage in found["stages"]]
-    for row in rows:
-        if row.stage == found["first"]:
+def _parting(one: Compared, pictures: int) -> str:
+    """Where one mode parts."""
+    for row in one.stages:
+        if row.parting:
             return (
                 f"part at {row.stage}, in {len(row.parting)} of {row.compared} pictures (largest "
                 f"difference {row.largest:.2g})"
             )
-    text = f"part nowhere on {found['pictures']} pictures in float32"
-    *_, last = (row for row in rows if not row.stage.endswith(END_TO_END))
-    text += (
-        f": from the same pixels, {last.stage} differs by {last.share:.1e} of its largest number"
+    text = f"part nowhere on {pictures} pictures in float32: from the same pixels, "
+    *_, last = one.stages
+    if not last.stage.endswith(END_TO_END):
+        return f"{text}{last.stage} differs by {last.share:.1e} of its largest number"
+    *_, tower, last = one.stages
+    return (
+        f"{text}{tower.stage} differs by {tower.share:.1e} of its largest number; end to end, from "
+        f"each one's own pixels, by {last.share:.1e}"
     )
-    for row in rows:
-        if row.stage.endswith(END_TO_END):
-            text += f"; end to end, from each one's own pixels, by {row.share:.1e}"
-    return text

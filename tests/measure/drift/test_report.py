@@ -15,9 +15,9 @@ from timm_naflex_fast.measure.contenders import CONTENDERS
 from timm_naflex_fast.measure.drift.report import (
     FILES,
     TIES,
+    Report,
     cells,
     headline,
-    record,
     write,
 )
 from timm_naflex_fast.measure.drift.survey import Drift, GridDrift, Survey, survey
@@ -86,7 +86,7 @@ def measured():
 @pytest.fixture
 def written(measured, tmp_path):
     """The texts of a report's JSON, Markdown and HTML."""
-    report = record(
+    report = Report(
         measured,
         model="tiny <vit>",
         weights="random & *drawn*",
@@ -94,7 +94,7 @@ def written(measured, tmp_path):
         made=MADE,
         skipped=["a.png: <no>"],
     )
-    files = write(report, measured, tmp_path)
+    files = write(report, tmp_path)
     assert files == [tmp_path / name for name in FILES]
     return [file.read_text() for file in files]
 
@@ -165,25 +165,6 @@ def test_each_mode_has_a_plot_of_its_own_on_the_same_axes(measured):
         assert axes.get_title() == name and len(line.get_xdata()) == len(measured.grids)
         limits.add(axes.get_ylim())
     assert len(limits) == 1
-
-
-def stage(name, share, limit):
-    return {"stage": name, "share": share, "limit": limit}
-
-
-def test_plots_of_stages_show_zeros_and_the_limit_of_rounding():
-    from timm_naflex_fast.measure.drift.plots import stages
-
-    timms = [stage("grid", 0.0, 0.0), stage("pixels", 0.25, 0.01), stage("pooled", 1e-4, 2e-5)]
-    same = [stage("grid", 0.0, 0.0), stage("pixels", 0.0, 0.01), stage("pooled", 0.0, 2e-5)]
-    figures = stages({"stages": timms, "modes": {"matmul": {"stages": same}}})
-    assert [*figures] == ["stock", "matmul"]
-    for figure, shares in zip(figures.values(), ([0, 0.25, 1e-4], [0, 0, 0])):
-        (axes,) = figure.axes
-        assert axes.get_xlim() == (0, 10)
-        assert axes.lines[0].get_xdata() == pytest.approx(shares)
-        limits = [segment[0][0] for segment in axes.collections[0].get_segments()]
-        assert limits == pytest.approx([0, 0.01, 2e-5])
 
 
 def test_no_plot_is_wider_than_a_phone(measured):

@@ -6,7 +6,7 @@ global changes and no display is needed.
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
 WIDTH = 3.8  # inches: 365 pixels
 TONE = "#2f81f7"  # of marks
-SMALLEST = 1e-8  # share of the largest number: less is nothing in float32
 STYLE: dict[str, Any] = {
     "font.size": 9,  # points: 12 pixels
     "text.color": INK,
@@ -62,38 +61,6 @@ def curves(grids: Sequence[GridDrift], modes: Sequence[str]) -> Figure:
 def curve_of_each(grids: Sequence[GridDrift], modes: Iterable[str]) -> dict[str, Figure]:
     """A plot of its own for each mode; timm's own zeros have none."""
     return {name: curves(grids, [name]) for name in modes if name != BASELINE}
-
-
-@rc_context(STYLE)
-def stages(against: Mapping[str, Any]) -> dict[str, Figure]:
-    """Largest difference from another library's pipeline at each stage: {mode: its plot}.
-
-    A difference is a share of the stage's largest number. A dashed line is the largest difference
-    that is rounding.
-    """
-    figures = {}
-    for name, one in {BASELINE: against, **against["modes"]}.items():
-        lines = one["stages"]
-        rows = range(len(lines))
-        shares = [line["share"] for line in lines]
-        limits = [line["limit"] for line in lines]
-        figure = Figure((WIDTH, 0.9 + 0.2 * len(lines)), layout="constrained")
-        axes = figure.subplots()
-        # Each limit as high as its row, so that they join where neighbours have the same.
-        tops = [row - 0.5 for row in rows]
-        axes.vlines(limits, tops, [top + 1 for top in tops], INK, "dashed")
-        axes.plot(shares, rows, "o-", color=TONE, linewidth=0.8, clip_on=False)
-        axes.set_yticks(rows, [line["stage"] for line in lines])
-        axes.set_ylim(len(lines) - 0.4, -0.6)  # the first stage at the top
-        # Logarithmic down to float32's own rounding, then linear: so zeros have a place.
-        axes.set_xscale("symlog", linthresh=SMALLEST)
-        axes.set_xlim(0, 10)
-        axes.set_xticks([0, SMALLEST, 1e-6, 1e-4, 1e-2, 1])
-        axes.minorticks_off()
-        axes.set_title(name)
-        axes.set_xlabel("largest difference / largest number")
-        figures[name] = figure
-    return figures
 
 
 @rc_context(STYLE)

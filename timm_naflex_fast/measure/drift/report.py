@@ -1,11 +1,12 @@
 """What a report says about a survey: an answer, a table, its files."""
 
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...names import STRATEGY_NAMES
-from ..against import LIMITS, stage_rows
+from ..against import LIMITS, Against, stage_rows
 from ..contenders import CONTENDERS
 from ..output import number, to_json, write_files
 from . import FILES
@@ -82,26 +83,41 @@ def cells(name: str, drift: Drift) -> dict[str, str]:
     return line
 
 
-def record(survey: Survey, **about: Any) -> dict[str, Any]:
-    """What report.json holds: the figures without the pictures, and what follows from them.
+def rows(survey: Survey) -> list[dict[str, str]]:
+    """The table, a line for each mode."""
+    return [cells(name, drift) for name, drift in survey.drift.items()]
 
-    Args:
+
+@dataclass(frozen=True)
+class Report:
+    """A survey, and what it was made of and with.
+
+    Attributes:
         survey: what was measured.
-        about: what it was made of and with:
-
-            - model: its name.
-            - weights: which weights it held, in words.
-            - facts: what was measured: {label: text}.
-            - made: command, date, machine and versions.
-            - skipped: the images that could not be read, each with the reason.
-            - against: what :func:`against_transformers` found; None if it was not asked.
+        model: its name.
+        weights: which weights it held, in words.
+        facts: what was measured: {label: text}.
+        made: command, date, machine and versions.
+        skipped: the images that could not be read, each with the reason.
+        against: what :func:`against_transformers` found; None if it was not asked.
     """
-    figures = asdict(survey)
-    del figures["pictures"]
-    return {**about, "survey": figures, "headline": headline(survey)}
+
+    survey: Survey
+    model: str
+    weights: str
+    facts: Mapping[str, str]
+    made: Mapping[str, Any]
+    skipped: Sequence[str]
+    against: Against | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What report.json holds: the figures without the pictures, and what follows from them."""
+        figures = asdict(self)
+        del figures["survey"]["pictures"]
+        return {**figures, "headline": headline(self.survey)}
 
 
-def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:
+def write(report: Report, folder: str | Path) -> list[Path]:
     """Write report.json into ``folder``, and report.md and report.html from the templates.
 
     Raises:
@@ -118,17 +134,17 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
         lstrip_blocks=True,
     )
     known = {
-        **report,
-        "facts": {"weights": report["weights"], **report["facts"], **report["made"]},
-        "rows": [cells(name, drift) for name, drift in survey.drift.items()],
-        "survey": survey,
+        **vars(report),
+        "facts": {"weights": report.weights, **report.facts, **report.made},
+        "headline": headline(report.survey),
+        "rows": rows(report.survey),
         "ties": TIES,
         "plots": plots,
         "stage_rows": stage_rows,
         "limits": LIMITS,
     }
     json_file, *pages = [Path(folder, name) for name in FILES]
-    texts = {json_file: to_json(report)}
+    texts = {json_file: to_json(report.as_json())}
     for page in pages:
         template = environment.get_template(f"{page.name}.j2")
         texts[page] = template.render(known)
