@@ -6,7 +6,7 @@ It needs neither a model nor torch, so it answers at once.
 import argparse
 from pathlib import Path
 
-from ..measure.output import check_writable, json_file, write_files, write_json
+from ..measure.output import check_writable, json_file, origin, write_files, write_json
 from ..text_table import table
 from .against import PARTS
 
@@ -50,7 +50,7 @@ def compare(options: argparse.Namespace) -> int:
     for sentence in sentences(comparison, reasons):
         print(sentence)
     if options.json:
-        write_json(options.json, as_json(comparison, reasons))
+        write_json(options.json, {**origin(options.command), **as_json(comparison, reasons)})
     if options.out:
         folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ def against_transformers(
             max_seq_len,
             Resampling(processor.resample).name.lower(),
         )
-        reason = _reason(timms, first, source, *example)
+        reason = _reason(first, source, *example)
     modes = {}
     for name, comparison in comparisons.items():
         modes[name] = {
@@ -168,16 +168,14 @@ def _port_stages(
     return ports
 
 
-def _reason(
-    comparison: Comparison, row: Row, source: Source, image: Any, right: Stages, own: Stages
-) -> Reason:
+def _reason(row: Row, source: Source, image: Any, right: Stages, own: Stages) -> Reason:
     """Why timm's own code parts at a stage: each known mistake is run on one picture.
 
     It can be timm's, or the other library's: its settings are those of other weights, say.
     """
     picture, *_ = row.parting
     candidates = _mistaken(source, image, right, row.stage)
-    known = known_mistake(comparison, row, picture, right, own, candidates)
+    known = known_mistake(row, picture, right, own, candidates)
     if known:
         return known
 
@@ -187,7 +185,7 @@ def _reason(
         timms |= {"grid": right["grid"], "pixels": right["pixels"]}
     exchanged = replace(source, twin=lambda one: timm_pipeline(one, source.max_patches))
     candidates = _mistaken(exchanged, image, timms, row.stage)
-    known = known_mistake(comparison, row, picture, timms, right, candidates)
+    known = known_mistake(row, picture, timms, right, candidates)
     if known:
         return replace(known, words=f"{LIBRARY} gives what timm would with this: {known.words}")
     return describe(row, picture, right, own)

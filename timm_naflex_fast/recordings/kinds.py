@@ -9,7 +9,7 @@ LEFT = 0.1  # of the difference: so little is left then
 
 
 def kind_of(stage: str, ours: Array, theirs: Array, reference: Stages, limit: float) -> str:
-    """Say what is seen of a difference that no known mistake explains.
+    """Say by what kind all numbers differ; nothing where it is none that is looked for.
 
     Args:
         stage: where it is.
@@ -20,7 +20,7 @@ def kind_of(stage: str, ours: Array, theirs: Array, reference: Stages, limit: fl
     """
     if stage == "grid":
         rows, columns = map(int, theirs)
-        return f"none of the known mistakes: the grid is {tuple(map(int, ours))}, not {(rows, columns)}"
+        return f"the grid is {tuple(map(int, ours))}, not {(rows, columns)}"
     close = min(CLOSE * limit, LEFT * float(np.abs(ours - theirs).max()))
     for words in (
         _constant(ours, theirs, close),
@@ -29,8 +29,8 @@ def kind_of(stage: str, ours: Array, theirs: Array, reference: Stages, limit: fl
         _order(ours, theirs, close),
     ):
         if words:
-            return f"none of the known mistakes; {words}"
-    return f"none of the known mistakes; {_place(ours, theirs, limit)}"
+            return words
+    return ""
 
 
 def _constant(ours: Array, theirs: Array, close: float) -> str:
@@ -96,7 +96,7 @@ def _order(ours: Array, theirs: Array, close: float) -> str:
     return ""
 
 
-def _place(ours: Array, theirs: Array, limit: float) -> str:
+def place_of(ours: Array, theirs: Array, limit: float) -> str:
     """Which of the numbers differ."""
     beyond = np.abs(ours - theirs) > limit
     count = f"{beyond.sum():,} of {beyond.size:,} numbers differ by more than rounding"
