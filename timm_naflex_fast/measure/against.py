@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..names import STRATEGY_NAMES
-from ..recordings.compare import Comparison, Reason, Row, describe, known_mistake
+from ..recordings.compare import Comparison, Reason, Row, describe, nearest_mistake
 from ..recordings.format import Array, Stages, float32_limit
 from ..recordings.verdict import cells
 from .checkpoints import read_config
@@ -175,9 +175,9 @@ def _reason(row: Row, source: Source, image: Any, right: Stages, own: Stages) ->
     """
     picture, *_ = row.parting
     candidates = _mistaken(source, image, right, row.stage)
-    known = known_mistake(row, picture, right, own, candidates)
-    if known:
-        return known
+    nearest = nearest_mistake(row, picture, right, own, candidates)
+    if nearest and nearest.known:
+        return nearest
 
     timms = right | {stage: own[stage] for stage in right if stage in own}
     if row.stage not in ("grid", "pixels"):
@@ -185,9 +185,9 @@ def _reason(row: Row, source: Source, image: Any, right: Stages, own: Stages) ->
         timms |= {"grid": right["grid"], "pixels": right["pixels"]}
     exchanged = replace(source, twin=lambda one: timm_pipeline(one, source.max_patches))
     candidates = _mistaken(exchanged, image, timms, row.stage)
-    known = known_mistake(row, picture, timms, right, candidates)
-    if known:
-        return replace(known, words=f"{LIBRARY} gives what timm would with this: {known.words}")
+    nearest = nearest_mistake(row, picture, timms, right, candidates)
+    if nearest and nearest.known:
+        return replace(nearest, words=f"{LIBRARY} gives what timm would with this: {nearest.words}")
     return describe(row, picture, right, own)
 
 

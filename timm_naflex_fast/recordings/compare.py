@@ -250,10 +250,12 @@ class Reason:
     limit: float = 0.0
 
 
-def known_mistake(
+def nearest_mistake(
     row: Row, picture: int, reference: Stages, port: Stages, candidates: Candidates
 ) -> Reason | None:
-    """The known mistake whose numbers a port has, if there is one.
+    """The known mistake whose numbers are much nearer to a port's than the reference's are.
+
+    It is known to be the reason where the port has its numbers; else something else is wrong too.
 
     Args:
         row: the stage at which the port parts.
@@ -261,20 +263,6 @@ def known_mistake(
         reference: its stages.
         port: the port's.
         candidates: known mistakes and what they give at this stage for this picture.
-    """
-    nearest = nearest_mistake(row, picture, reference, port, candidates)
-    if nearest and nearest.known:
-        return nearest
-    return None
-
-
-def nearest_mistake(
-    row: Row, picture: int, reference: Stages, port: Stages, candidates: Candidates
-) -> Reason | None:
-    """The known mistake whose numbers are much nearer to a port's than the reference's are.
-
-    It is known to be the reason where the port has its numbers; else something else is wrong too.
-    Arguments as ``known_mistake``.
     """
     ours, theirs = numbers_of(row.stage, port, reference)
     stage = row.stage.removesuffix(FROM_REFERENCE)
@@ -368,28 +356,25 @@ def _reason(
     places = [row]
     if not row.stage.endswith(FROM_REFERENCE):
         places += [one for one in rows[rows.index(row) + 1 :] if one.stage in reference.order]
+    nearest = ""
     for place in places:
         for picture in place.parting:
             own, port = reference.stages[picture], ports[picture]
             candidates = recorded_mistakes(reference, row.stage, place.stage, picture)
-            found = known_mistake(place, picture, own, port, candidates)
-            if found:
+            found = nearest_mistake(place, picture, own, port, candidates)
+            if found and found.known:
                 return replace(found, stage=row.stage)
+            if found and place == row:
+                nearest = nearest or found.words
     for picture in row.parting:
         own, port = reference.stages[picture], ports[picture]
         candidates = other_conventions(reference, row.stage, picture)
-        found = known_mistake(row, picture, own, port, candidates)
-        if found:
+        found = nearest_mistake(row, picture, own, port, candidates)
+        if found and found.known:
             return found
     picture, *_ = row.parting
-    own, port = reference.stages[picture], ports[picture]
     where = which_pictures(reference, row)
-    for number in row.parting:
-        candidates = recorded_mistakes(reference, row.stage, row.stage, number)
-        nearest = nearest_mistake(row, number, reference.stages[number], ports[number], candidates)
-        if nearest:
-            return describe(row, picture, own, port, where, nearest.words)
-    return describe(row, picture, own, port, where)
+    return describe(row, picture, reference.stages[picture], ports[picture], where, nearest)
 
 
 def _mistaken_grid(row: Row, reference: Recording, ports: Sequence[Stages]) -> Reason | None:

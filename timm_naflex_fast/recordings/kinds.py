@@ -24,7 +24,6 @@ def kind_of(stage: str, ours: Array, theirs: Array, reference: Stages, limit: fl
     close = min(CLOSE * limit, LEFT * float(np.abs(ours - theirs).max()))
     for words in (
         _constant(ours, theirs, close),
-        _colours(stage, ours, theirs, close),
         _earlier_stage(stage, ours, reference, close),
         _order(ours, theirs, close),
     ):
@@ -51,23 +50,6 @@ def _constant(ours: Array, theirs: Array, close: float) -> str:
         if np.abs(ours - theirs - offsets).max() <= close:
             return "each channel has an offset of its own, the same in all tokens: a bias"
     return ""
-
-
-def _colours(stage: str, ours: Array, theirs: Array, close: float) -> str:
-    """A mean and a deviation of its own for each colour."""
-    if stage != "pixels":
-        return ""
-    fits = []
-    for colour in range(3):
-        own, right = ours[:, colour::3].ravel(), theirs[:, colour::3].ravel()
-        slope, start = np.polyfit(right, own, 1)
-        if np.abs(own - slope * right - start).max() > close:
-            return ""
-        fits.append(f"{slope:.4g} and {start:.4g}")
-    return (
-        "each colour has a mean and a deviation of its own: red, green and blue are the reference's "
-        f"times and plus {', '.join(fits)}"
-    )
 
 
 def _earlier_stage(stage: str, ours: Array, reference: Stages, close: float) -> str:
