@@ -146,6 +146,7 @@ def result_file(folder: str, name: str) -> Path:
 
 def write(file: Path, record: dict[str, Any]) -> None:
     """Write a result file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from page_parts import sections
 from page_parts.audit import complaints
 from page_parts.interface import api
-from page_parts.pictures import draw_drift, draw_graphs
+from page_parts.pictures import draw_conventions, draw_drift, draw_graphs
 from page_parts.race_tables import RACES, race_table
 from page_parts.results import RESULTS, ROOT
 
@@ -80,6 +80,7 @@ def main() -> int:
         page.write_text(new[page])
     draw_drift()
     draw_graphs()
+    draw_conventions()
     return 0
 
 

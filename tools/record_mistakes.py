@@ -7,15 +7,13 @@ timm runs each mistake of ``recordings/mistakes.py`` on the kit's weights and th
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from safetensors.numpy import save_file
 
 from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.measure.pipelines import Pipeline, timm_pipeline
-from timm_naflex_fast.measure.record import Source, as_trained, describe_mistakes, known_mistakes
+from timm_naflex_fast.measure.record import describe_mistakes, known_mistakes, timm_source
 from timm_naflex_fast.recordings.format import read_recording
 
 KIT = Path(__file__).parents[1] / "recordings" / "siglip2_naflex_tiny"
@@ -30,12 +28,7 @@ def main() -> None:
     model, _ = load_model(
         MODEL, KIT / "weights" / "transformers.safetensors", num_heads=about["heads"]
     )
-    length = about["max_patches"]
-
-    def twin(one: Any) -> Pipeline:
-        return as_trained(one, timm_pipeline(one, length, about["filter"]))
-
-    source = Source(twin(model), twin, model, length, about["filter"])
+    source = timm_source(model, about["max_patches"], about["filter"])
     pictures = [Image.open(KIT / picture["file"]).convert("RGB") for picture in about["pictures"]]
     found = known_mistakes(source, pictures, recording.stages)
     about["mistakes"], arrays = describe_mistakes(found)

@@ -16,7 +16,6 @@ from tests.support import tiny_recordings
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.recordings.conventions import Convention
 from timm_naflex_fast.recordings.format import write_recording
-from timm_naflex_fast.recordings.mistakes import convention_tokens
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_a_convention_that_is_not_recorded_is_told(folder, tmp_path, compare):
     _, recording = tiny_recordings.reference()
     own = recording.stages[2]
     convention = Convention("bicubic", -0.75, positions="asymmetric", antialias=False)
-    position = convention_tokens(convention, recording.table, *map(int, own["grid"]))
+    position = convention.tokens(np.float64(recording.table), [(1, *own["grid"])])
     np.save(tmp_path / "002.patch_embedding.npy", own["patch_embedding"])
     np.save(tmp_path / "002.position_embedding.npy", own["patch_embedding"] + position)
     status, printed = compare(folder, tmp_path)

@@ -21,9 +21,9 @@ STAGES = "grid pixels patch_embedding position_embedding block_0 block_1 norm po
 
 @pytest.fixture(autouse=True)
 def few_mistakes(monkeypatch):
-    """The first two of each list: ``tests/recordings/test_mistakes.py`` has them all."""
-    for name in ("PICTURES", "PATCHES", "KERNELS", "POSITIONS", "BLOCKS", "HEAD"):
-        monkeypatch.setattr(mistakes, name, getattr(mistakes, name)[:2])
+    """One of each step: ``tests/recordings/test_mistakes.py`` has them all."""
+    for where, entries in mistakes.MISTAKES.items():
+        monkeypatch.setitem(mistakes.MISTAKES, where, entries[:1])
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_recording_says_what_was_recorded_by_whom(record):
     assert status == 0
     count = len(about["mistakes"])
     assert count >= 8
-    assert said.startswith(f"written: {out}: 2 pictures, 8 stages, {count} known mistakes; weights")
+    assert said.startswith(f"written: {out}: 2 pictures, 8 stages, {count} known mistakes (")
     assert (about["format"], about["version"]) == ("naflex-recording", 1)
     assert about["written_by"]["program"] == "naflex-fast record"
     assert about["written_by"]["versions"]["timm"]
@@ -148,6 +148,12 @@ def test_attention_and_mlp_of_a_block_are_stages_on_request(record):
     own = read.stages[0]
     added = own["block_0"] + own["block_1.attention"] + own["block_1.mlp"]
     assert added == pytest.approx(own["block_1"], abs=1e-6)
+
+
+def test_a_block_that_is_left_out_shows_at_its_own_stage_where_stages_inside_are_recorded(record):
+    _, _, out = record(*MODEL, *SMALL, "--inside", "1")
+    mistakes = {one["name"]: one for one in read_recording(out).about["mistakes"]}
+    assert mistakes["block_1_left_out"]["stage"] == "block_1"
 
 
 @pytest.mark.parametrize("block", ["2", "-1"])

@@ -35,6 +35,34 @@ def test_links_lead_somewhere():
             assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_links_into_a_page_lead_to_one_of_its_headings():
+    checked = 0
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for link, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            target = page
+            if link:
+                target = page.parent / link
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            anchors = [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
+            assert heading in anchors, f"{page.name}: {link}#{heading}"
+            checked += 1
+    assert checked > 20
+
+
+def test_the_numbers_of_the_page_that_teaches_are_pytorchs(capsys):
+    page = (ROOT / "docs" / "resampling.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(code, {})
+    promised = re.findall(r"print\(.*\)  # (.+)$", code, re.M)
+    printed = re.findall(r"\[\[\[\[(.*?)\]\]\]\]", capsys.readouterr().out)
+    assert len(promised) == len(printed) == 2
+    for said, got in zip(promised, printed):
+        assert [round(float(number), 2) for number in got.split(",")] == [
+            float(number) for number in said.split(",")
+        ]
+        assert f"| {said} |" in page
+
+
 def test_it_can_be_read_in_two_minutes():
     assert len(README.split()) <= 800
 

@@ -22,9 +22,10 @@ from tests.support.numpy_tower import (
     silu,
     weights_of_cells,
 )
-from timm_naflex_fast.recordings import mistakes as lists
+from timm_naflex_fast.recordings import mistakes
 from timm_naflex_fast.recordings.compare import compare_recordings
 from timm_naflex_fast.recordings.conventions import conventions
+from timm_naflex_fast.recordings.mistakes import mistakes_of
 
 SIZE = tiny_recordings.PATCH
 
@@ -290,9 +291,10 @@ TOWERS = {
     "pooling_one_head": dict(head={"heads": 1 / 4}),
     "normalized": dict(head={"normalized": True}),
 }
-# Where padding shows, what it holds does too.
+# Where padding shows, what it holds does too, and how much of it there is.
 for name in ("padding_not_masked", "mean_of_padding_too", "pooling_not_masked"):
     TOWERS[f"{name}_in_transformers"] = dict(TOWERS[name], padded_as_in="transformers")
+    TOWERS[f"{name}_twice"] = dict(TOWERS[name], length=2 * tiny_recordings.LENGTH)
 NOT_SHOWN = {
     # What the reference itself does.
     "bilinear",
@@ -372,13 +374,11 @@ def words_of(reference, name, stage, picture):
 
 
 ALL = [*READERS, *ORDERS, *KERNELS, *POSITIONS, *TOWERS]
-LISTS = ("PICTURES", "PATCHES", "KERNELS", "POSITIONS", "BLOCKS", "HEAD")
 
 
-def test_each_mistake_of_the_lists_has_a_port_here(model):
-    every = [*lists.PICTURES, *lists.PATCHES, *lists.KERNELS, *lists.POSITIONS]
-    every += [*lists.BLOCKS, *lists.HEAD, *lists.blocks_left_out(model)]
-    assert {mistake.name for mistake in every} == {*ALL, *NOT_SHOWN}
+def test_each_mistake_of_the_list_has_a_port_here(model):
+    every = {mistake.name for mistake in mistakes_of(model)}
+    assert every == {*ALL, *NOT_SHOWN}
 
 
 def test_each_mistake_shows_in_the_recording(reference):
@@ -408,9 +408,19 @@ def test_the_pooled_output_alone_is_enough(name, make, reference):
 
 def keep_mistakes(monkeypatch, names):
     """No others are tried."""
-    for name in LISTS:
-        mistakes = [mistake for mistake in getattr(lists, name) if mistake.name in names]
-        monkeypatch.setattr(lists, name, mistakes)
+    for where, entries in mistakes.MISTAKES.items():
+        kept = [entry for entry in entries if entry[0] in names]
+        monkeypatch.setitem(mistakes.MISTAKES, where, kept)
+
+
+def test_one_entry_adds_a_mistake(monkeypatch, pictures):
+    keep_mistakes(monkeypatch, set())
+    entry = ("doubled", "the last LayerNorm is doubled", lambda norm, run, x, mask: 2 * run(x))
+    monkeypatch.setitem(mistakes.MISTAKES, "norm", [entry])
+    recording = tiny_recordings.recording_of(tiny_recordings.tiny_model(depth=1), pictures[:1])
+    (own,) = recording.stages
+    _, (reason,) = compare_recordings(recording, [own | {"norm": 2 * own["norm"]}])
+    assert (reason.stage, reason.words) == ("norm", "the last LayerNorm is doubled")
 
 
 def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(monkeypatch, pictures):
@@ -475,11 +485,20 @@ def test_padding_is_that_of_the_most_patches(
 @pytest.fixture(scope="module")
 def padded(model, pictures):
     """A recording of pictures none of which fills all patches; of mistakes about padding."""
-    towers = [*lists.BLOCKS, *lists.HEAD]
-    about_padding = {mistake.name for mistake in towers if "padding" in mistake.words}
+    about_padding = {mistake.name for mistake in mistakes_of(model) if mistake.padding}
     with pytest.MonkeyPatch.context() as patch:
         keep_mistakes(patch, about_padding)
         return tiny_recordings.recording_of(model, pictures[1::2])
+
+
+def test_without_padding_no_mistake_about_it_is_recorded(monkeypatch, model):
+    keep_mistakes(monkeypatch, {"mean_of_padding_too", "mean_pooled"})
+    full = tiny_recordings.smooth_pictures([(160, 160)])
+    recording = tiny_recordings.recording_of(model, full)
+    assert len(recording.stages[0]["pixels"]) == tiny_recordings.LENGTH
+    names = {one["name"] for one in recording.about["mistakes"]}
+    assert "mean_pooled" in names
+    assert not [name for name in names if name.startswith("mean_of_padding_too")]
 
 
 def test_three_mistakes_are_named_one_after_the_other(model, reference, pictures):
@@ -528,10 +547,10 @@ def test_each_convention_of_identify_is_told_at_the_position_embedding(model, re
     unknown = replace(reference, mistakes={})  # none recorded
     own = reference.stages[2]
     grid = tuple(map(int, own["grid"]))
-    table = reference.table
+    table = np.float64(reference.table)
 
     for convention in some_conventions(grid):
-        position = lists.convention_tokens(convention, table, *grid)
+        position = convention.tokens(table, [(1, *grid)])
         port = {"patch_embedding": own["patch_embedding"]}
         port["position_embedding"] = np.float32(own["patch_embedding"] + position)
         comparison, reasons = compare_recordings(unknown, [{}, {}, port, {}])

@@ -44,13 +44,9 @@ def tiny_model(**settings):
 
 
 def source_of(model, interpolation="bilinear", **options):
-    from timm_naflex_fast.measure.pipelines import timm_pipeline
-    from timm_naflex_fast.measure.record import Source
+    from timm_naflex_fast.measure.record import timm_source
 
-    def twin(one):
-        return timm_pipeline(one, LENGTH, interpolation, **options)
-
-    return Source(twin(model), twin, model, LENGTH, interpolation)
+    return timm_source(model, LENGTH, interpolation, **options)
 
 
 def recording_of(model, pictures, interpolation="bilinear", **options):
@@ -67,8 +63,8 @@ def reference():
     return model, recording_of(model, smooth_pictures())
 
 
-def port_of(model, **mistake):
-    return Port(weights_of(model), model.blocks[0].attn.num_heads, LENGTH, **mistake)
+def port_of(model, length=LENGTH, **mistake):
+    return Port(weights_of(model), model.blocks[0].attn.num_heads, length, **mistake)
 
 
 def run_port(port, recording):

@@ -15,7 +15,6 @@ from .against import FILTERS
 from .checks import announce, announce_skipped, check_model_options, check_readable
 
 DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
-LIBRARIES = ("timm", "transformers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="the folder of the recording")
     add("--force", action="store_true", help="replace the folder if it is there")
     add("--images", metavar="DIR", help="folder of images (default: 5 of scikit-image's photos)")
-    add("--library", choices=LIBRARIES, default="timm", help="whose pipeline is recorded (timm)")
+    add(
+        "--library",
+        choices=("timm", "transformers"),
+        default="timm",
+        help="whose pipeline is recorded (timm)",
+    )
     add(
         "--contender",
         choices=CONTENDERS,
@@ -68,8 +72,9 @@ def record(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
     )
     check_model(options, model)
-    from ..measure.record import all_mistakes, count_runs, make_recording
+    from ..measure.record import make_recording
     from ..recordings.format import write_recording
+    from ..recordings.mistakes import mistakes_of
 
     source = _source(options, model)
     names = []
@@ -83,21 +88,21 @@ def record(options: argparse.Namespace) -> int:
     about = {
         "written_by": {
             "program": "naflex-fast record",
-            "pipeline": _pipeline_words(options),
+            "pipeline": source.words,
             "versions": versions,
             **made,
         },
         "weights": {"words": weights, "sha256": fingerprint(model)},
     }
-    with progress("recording", count_runs(model)) as bar:
+    tried = len(mistakes_of(model))
+    with progress("recording", tried) as bar:
         recording = make_recording(source, pictures, names, about, bar.update)
     write_recording(recording, pictures, out)
+    shown = len(recording.about["mistakes"])
     print(
-        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, "
-        f"{len(recording.about['mistakes'])} known mistakes; weights: {weights}"
+        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
+        f"mistakes ({tried - shown} more do not show); weights: {weights}"
     )
-    unseen = len(all_mistakes(model)) - len(recording.about["mistakes"])
-    print(f"not seen with these weights and pictures: {unseen} of the known mistakes")
     return 0
 
 
@@ -111,7 +116,7 @@ def check(options: argparse.Namespace, out: Path) -> None:
         raise FileExistsError(f"{out} is no recording, so --force does not replace it")
     if not out.resolve().parent.is_dir():
         raise FileNotFoundError(f"{out.resolve().parent} is no folder")
-    if options.library == LIBRARIES[0]:
+    if options.library == "timm":
         return
     if options.contender != BASELINE or options.interpolation or options.inside:
         raise ValueError("--contender, --interpolation and --inside go with --library timm")
@@ -150,49 +155,22 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
             raise ValueError(f"--inside {number}: the model has blocks 0 to {count - 1}")
 
 
-def _pipeline_words(options: argparse.Namespace) -> str:
-    """Which pipeline is recorded."""
-    if options.library == "transformers":
-        from importlib.metadata import version
-
-        return f"transformers {version('transformers')}"
-    return f"timm, {options.contender}"
-
-
 def _source(options: argparse.Namespace, model: Any) -> Any:
     """The pipeline that the options name."""
-    from PIL.Image import Resampling
-    from timm.data import resolve_data_config
-
     from ..measure.checkpoints import read_config
-    from ..measure.pipelines import (
-        build_processor,
-        build_tower,
-        timm_pipeline,
-        transformers_pipeline,
-    )
-    from ..measure.record import Source, as_trained
+    from ..measure.pipelines import build_processor, build_tower, transformers_pipeline
+    from ..measure.record import timm_source, transformers_source
 
     length = options.max_seq_len
     if options.library == "timm":
-        filters = resolve_data_config({"interpolation": options.interpolation}, model=model)
-
-        def twin(one: Any) -> Any:
-            return timm_pipeline(
-                one, length, options.interpolation, options.contender, options.inside
-            )
-
-        return Source(twin(model), twin, model, length, filters["interpolation"])
+        choices = options.interpolation, options.contender, options.inside
+        return timm_source(model, length, *choices)
+    # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     config = {}
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
         config = dict(read_config(folder))
     processor = build_processor(model, length, folder)
-    return Source(
-        transformers_pipeline(build_tower(model, config), processor),
-        lambda one: as_trained(one, timm_pipeline(one, length)),
-        model,
-        length,
-        Resampling(processor.resample).name.lower(),
-    )
+    pipeline = transformers_pipeline(build_tower(model, config), processor)
+    return transformers_source(pipeline, processor, model, length)

@@ -23,7 +23,7 @@ from .pipelines import (
     timm_pipeline,
     transformers_pipeline,
 )
-from .record import Source, as_trained, known_mistakes
+from .record import Source, known_mistakes, transformers_source
 
 END_TO_END = " (end to end)"
 LIMITS = (
@@ -70,11 +70,10 @@ def against_transformers(
         RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
         ValueError: another design.
     """
-    from PIL.Image import Resampling
-
     config = read_config(Path(folder)) if folder else {}
     processor = build_processor(model, max_seq_len, folder)
     theirs = transformers_pipeline(build_tower(model, config), processor)
+    source = transformers_source(theirs, processor, model, max_seq_len)
     names = [*dict.fromkeys([BASELINE, *contenders])]
     pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
     comparisons: dict[str, Comparison] = {}
@@ -103,13 +102,6 @@ def against_transformers(
     reason = None
     first = timms.first()
     if first is not None and example is not None:
-        source = Source(
-            theirs,
-            lambda one: as_trained(one, timm_pipeline(one, max_seq_len)),
-            model,
-            max_seq_len,
-            Resampling(processor.resample).name.lower(),
-        )
         reason = _reason(first, source, *example)
     modes = {}
     for name, comparison in comparisons.items():
@@ -195,7 +187,7 @@ def _mistaken(
     source: Source, image: Any, stages: Stages, stage: str
 ) -> Iterator[tuple[str, Array]]:
     """What each known mistake makes of a picture at a stage: words and numbers."""
-    for mistake, (_, numbers) in known_mistakes(source, [image], [stages]):
+    for mistake, _, numbers in known_mistakes(source, [image], [stages]):
         if stage in numbers:
             yield mistake.words, numbers[stage]
 

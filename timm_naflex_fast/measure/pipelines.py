@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..attributes import temporarily
 from ..patching.install import enable
 from ..recordings.format import Stages
 from .bench.workloads import coordinates
@@ -45,6 +46,7 @@ def timm_pipeline(
     interpolation: str | None = None,
     contender: str = BASELINE,
     inside: Sequence[int] = (),
+    settings: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
 
@@ -54,6 +56,7 @@ def timm_pipeline(
         interpolation: filter of the resize, in place of the data configuration's.
         contender: one of ``CONTENDERS``.
         inside: numbers of the blocks of which attention and MLP are stages too.
+        settings: attributes that the embedding has in place of its own, say of the resize.
     """
     from timm.data.naflex_dataset import NaFlexCollator
 
@@ -81,8 +84,9 @@ def timm_pipeline(
         if not is_channels_last:
             pixels = pixels.unflatten(2, (-1, 3)).transpose(2, 3).flatten(2)
         batch = {"patches": pixels, "patch_coord": coord, "patch_valid": inputs.valid}
-        with use(contender, model), recorded(modules) as found, torch.inference_mode():
-            model(batch)
+        with temporarily(model.embeds, settings or {}), use(contender, model):
+            with recorded(modules) as found, torch.inference_mode():
+                model(batch)
         return found
 
     return Pipeline(read, tower)

@@ -2,15 +2,16 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
+import einx
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..attributes import temporarily
-from ..recordings import mistakes as lists
+from ..recordings.compare import PIXELS_ARE_ONES, scale_of
 from ..recordings.format import (
     FORMAT,
     VERSION,
@@ -20,13 +21,23 @@ from ..recordings.format import (
     float32_limit,
     stage_entry,
 )
-from ..recordings.mistakes import Mistake
-from .pipelines import Inputs, Pictures, Pipeline, stages_of
+from ..recordings.mistakes import Mistake, by_pillow, making, mistakes_of
+from .contenders import BASELINE
+from .pipelines import (
+    LIBRARY,
+    Inputs,
+    Pictures,
+    Pipeline,
+    stages_of,
+    timm_pipeline,
+)
 
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
 PIXEL_ROOM = 2.0  # times what random grey levels moved
 GREY_LEVEL = 2 / 255
+TWO_SIDES = 2.0  # times what float32 rounds: the twin rounds, and so does the reference
 BATCH = 8  # pictures that are run together; limits and mistakes are measured on the first ones
+Found = tuple[Mistake, int, Stages]  # the picture that shows it, what it gives there
 HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # How SigLIP-2's table is resampled, in timm's settings.
 TRAINED = dict(
@@ -43,6 +54,7 @@ class Source:
     """What is recorded.
 
     Attributes:
+        words: which pipeline it is.
         pipeline: the reference.
         twin: from a timm model to timm's pipeline of the same numbers, which runs the mistakes.
         model: the timm NaFlexVit that holds the weights.
@@ -50,11 +62,43 @@ class Source:
         filter: of the resize of pictures.
     """
 
+    words: str
     pipeline: Pipeline
     twin: Callable[[Any], Pipeline]
     model: Any
     max_patches: int
     filter: str
+
+
+def timm_source(
+    model: Any,
+    max_patches: int,
+    interpolation: str | None = None,
+    contender: str = BASELINE,
+    inside: Sequence[int] = (),
+) -> Source:
+    """timm's pipeline; the arguments are those of :func:`timm_pipeline`."""
+    from timm.data import resolve_data_config
+
+    def twin(one: Any) -> Pipeline:
+        return timm_pipeline(one, max_patches, interpolation, contender, inside)
+
+    config = resolve_data_config({"interpolation": interpolation}, model=model)
+    words = f"timm, {contender}"
+    return Source(words, twin(model), twin, model, max_patches, config["interpolation"])
+
+
+def transformers_source(pipeline: Pipeline, processor: Any, model: Any, max_patches: int) -> Source:
+    """transformers' pipeline, with its image processor and the weights of timm's ``model``."""
+    from PIL.Image import Resampling
+
+    def twin(one: Any) -> Pipeline:
+        # As transformers and SigLIP-2's training resize, whatever timm's settings are.
+        return timm_pipeline(one, max_patches, settings=TRAINED)
+
+    words = f"{LIBRARY} {version(LIBRARY)}"
+    filter_name = Resampling(processor.resample).name.lower()
+    return Source(words, pipeline, twin, model, max_patches, filter_name)
 
 
 def make_recording(
@@ -71,13 +115,13 @@ def make_recording(
         pictures: PIL images in RGB, upright.
         names: of the pictures.
         about: "written_by" and "weights" of recording.json.
-        advance: called with 1 after each mistake and each precision; see ``count_runs``.
+        advance: called with 1 after each mistake.
     """
     stages: list[Stages] = []
     for start in range(0, len(pictures), BATCH):
         inputs = source.pipeline.read(pictures[start : start + BATCH])
         stages += stages_of(inputs, source.pipeline.tower(inputs))
-    limits = measure_limits(source, stages[:BATCH], advance)
+    limits = measure_limits(source, stages[:BATCH])
     entries, arrays = describe_mistakes(
         known_mistakes(source, pictures[:BATCH], stages[:BATCH], advance)
     )
@@ -104,38 +148,22 @@ def make_recording(
     return Recording(described, stages, table, arrays)
 
 
-def describe_mistakes(
-    found: Iterable[tuple[Mistake, tuple[int, Stages]]],
-) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+def describe_mistakes(found: Iterable[Found]) -> tuple[list[dict[str, Any]], Stages]:
     """The entries of recording.json for mistakes, and the arrays of mistakes.safetensors."""
-    entries: list[dict[str, Any]] = []
-    arrays: dict[str, Array] = {}
-    for mistake, (picture, numbers) in found:
+    entries = []
+    arrays = {}
+    for mistake, picture, numbers in found:
         first, *_ = numbers
-        entries.append(
-            {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
-        )
+        entry = {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
+        entries.append(entry)
         for stage, array in numbers.items():
-            # Grey levels need no more than half a precision.
-            kind = np.float16 if stage == "pixels" else array.dtype
-            arrays[f"{mistake.name}/{picture:03}.{stage}"] = np.ascontiguousarray(array, kind)
+            if stage == "pixels":
+                array = array.astype(np.float16)  # grey levels need no more
+            arrays[f"{mistake.name}/{picture:03}.{stage}"] = array
     return entries, arrays
 
 
-def count_runs(model: Any) -> int:
-    """How often ``make_recording`` calls ``advance``."""
-    return len(HALF_TYPES) + 1 + len(all_mistakes(model))
-
-
-def all_mistakes(model: Any) -> list[Mistake]:
-    """Every mistake that is tried."""
-    before_tower = [*lists.PICTURES, *lists.PATCHES, *lists.KERNELS, *lists.POSITIONS]
-    return before_tower + tower_mistakes(model)
-
-
-def measure_limits(
-    source: Source, stages: Sequence[Stages], advance: Callable[[float], Any]
-) -> dict[str, dict[str, float]]:
+def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[str, float]]:
     """The largest difference at each stage that counts as rounding, by precision.
 
     Those of half a precision, and of pixels that another resizer rounded, are measured: the twin
@@ -143,48 +171,39 @@ def measure_limits(
     """
     limits = {stage: {"float32": float32_limit(stage)} for stage in stages[0]}
     inputs = inputs_of(stages, source.max_patches)
-    right = stages_of(inputs, source.twin(source.model).tower(inputs))
+    twin = source.twin(source.model)
+    right = stages_of(inputs, twin.tower(inputs))
     for precision, dtype in HALF_TYPES.items():
-        limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
-        twin = source.twin(copy.deepcopy(source.model).to(dtype))
-        moved = stages_of(inputs, twin.tower(inputs))
-        for stage, share in _shares(moved, right).items():
+        half = source.twin(copy.deepcopy(source.model).to(dtype))
+        for stage, share in _moved(half, inputs, right).items():
             limits[stage][precision] = max(ROOM * share, limits[stage]["float32"])
-        advance(1)
+        limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
     # Rounding to whole grey levels moves a pixel by one level.
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
     noisy = inputs._replace(pixels=(inputs.pixels + levels * GREY_LEVEL).clamp(-1, 1))
-    moved = stages_of(noisy, source.twin(source.model).tower(noisy))
-    for stage, share in _shares(moved, right).items():
-        if stage not in ("grid", "pixels"):
-            limits[stage]["own_pixels"] = PIXEL_ROOM * share
-    advance(1)
+    for stage, share in _moved(twin, noisy, right).items():
+        limits[stage]["own_pixels"] = PIXEL_ROOM * share
     return limits
 
 
-def _shares(moved: Sequence[Stages], right: Sequence[Stages]) -> dict[str, float]:
-    """The largest difference at each stage, as a share of the picture's largest number."""
-    shares: dict[str, float] = {}
-    for ours, theirs in zip(moved, right):
-        for stage, numbers in theirs.items():
-            if stage in ("grid", "pixels"):
-                continue
-            off = np.abs(ours[stage] - numbers).max() / (np.abs(numbers).max() or 1.0)
-            shares[stage] = max(shares.get(stage, 0.0), float(off))
-    return shares
+def _moved(pipeline: Pipeline, inputs: Inputs, right: Sequence[Stages]) -> dict[str, float]:
+    """The largest share by which each stage that a tower computes differs."""
+    largest: dict[str, float] = {}
+    for ours, theirs in zip(stages_of(inputs, pipeline.tower(inputs)), right):
+        for stage in theirs:
+            if stage not in PIXELS_ARE_ONES:
+                share = _share(stage, ours, theirs)
+                largest[stage] = max(largest.get(stage, 0.0), share)
+    return largest
 
 
 def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
     """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
     grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
-    width = stages[0]["pixels"].shape[1]
-    pixels = torch.zeros(len(stages), length, width)  # (B, N, p * p * 3)
-    valid = torch.zeros(len(stages), length, dtype=torch.bool)
-    for number, own in enumerate(stages):
-        count = len(own["pixels"])
-        pixels[number, :count] = torch.from_numpy(np.array(own["pixels"], np.float32))
-        valid[number, :count] = True
+    valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
+    pixels = torch.zeros(*valid.shape, stages[0]["pixels"].shape[1])  # (B, N, p * p * 3)
+    pixels[valid] = torch.tensor(np.concatenate([own["pixels"] for own in stages]))
     return Inputs(grid, pixels, valid)
 
 
@@ -193,7 +212,7 @@ def known_mistakes(
     pictures: Pictures,
     stages: Sequence[Stages],
     advance: Callable[[float], Any] = lambda parts: None,
-) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
+) -> Iterator[Found]:
     """Run one mistake after the other on a reference's pictures.
 
     Args:
@@ -203,144 +222,146 @@ def known_mistakes(
         advance: called with 1 after each.
 
     Yields:
-        The mistake; a picture that shows it, not square if there is one; and its numbers there, at the first stage that
-        shows it, the next one, and "pooled". Nothing of a mistake that does not show, nor of stages
-        from the one on where the twin differs itself: it has another activation, say.
+        The mistake; the first picture that shows it, not square if there is one; and its numbers
+        there, at the first stage that shows it, the next one, and "pooled". Nothing of a mistake
+        that does not show, nor of stages from the one on where the twin differs itself: it has
+        another activation, say.
+    """
+    order = _agreed(source, stages)
+    # In a square grid rows and columns are alike, and so are some mistakes: others are better.
+    squares = [np.ptp(own["grid"]) == 0 for own in stages]
+    for mistake in mistakes_of(source.model):
+        for number in np.argsort(squares, kind="stable"):
+            made = _made(mistake, source, pictures[number], stages[number])
+            kept = _kept(made, stages[number], order)
+            if kept:
+                yield mistake, int(number), kept
+                break
+        advance(1)
+
+
+def _made(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stages:
+    """The stages of one picture with a mistake; the right ones where it cannot be made.
+
+    Args:
+        mistake: which one.
+        source: of the reference.
+        picture: in RGB.
+        right: the reference's stages.
     """
     model = source.model
-    tower = source.twin(model).tower
-    size = model.embeds.patch_size[0]
     length = source.max_patches
-    table = table_of(model)
-    inputs = inputs_of(stages, length)
-    order = _agreed(stages_of(inputs, tower(inputs)), stages)
+    count = len(right["pixels"])
+    # Without padding there is nothing that is done wrong with it.
+    if mistake.padding and count == length:
+        return right
+    if mistake.padding == "twice":
+        length *= 2
 
-    def run(own: Stages, _: Stages) -> Stages:
-        """All stages that follow from a picture's grid and pixels."""
-        inputs = inputs_of([own], length)
-        return stages_of(inputs, tower(inputs))[0]
+    # What the tower takes.
+    given = right
+    if mistake.where in ("size", "resize", "image", "patches", "kernel"):
+        given = _read(mistake, source, picture, right)
+        if not any(_shows(stage, given, right) for stage in given):
+            return right  # pixels that are right within rounding, though their sums differ by more
 
-    def run_from_tokens(own: Stages, right: Stages) -> Stages:
-        """All stages that follow from embedded tokens."""
-        valid = torch.from_numpy(own["position_embedding"])[None]  # (1, h * w, C)
-        tokens = torch.nn.functional.pad(valid, (0, 0, 0, length - valid.shape[1]))  # (1, N, C)
-        replaced = model.embeds.register_forward_hook(lambda _, __, output: (tokens, *output[1:]))
-        with replaced:
-            return run(right, right)
+    # What its blocks take in place of its own embedded tokens: none, those of the picture, or all.
+    tokens = right["position_embedding"][:0]
+    if mistake.where == "position":
+        table = table_of(model).astype(np.float64)
+        added = mistake.change(table, tuple(map(int, right["grid"])))
+        tokens = right["patch_embedding"] + added.reshape(count, -1)
+    elif mistake.padding == "transformers":
+        first = right["position_embedding"][0] - right["patch_embedding"][0]
+        empty = torch.zeros(right["pixels"].shape[1])
+        padding = model.embeds.proj(empty).detach().numpy() + first  # (C,)
+        tokens = np.stack([*right["position_embedding"], *[padding] * (length - count)])
 
-    for mistake in lists.PICTURES:
-        made = []
-        for picture, own in zip(pictures, stages):
-            about = lists.Picture(picture, size, source.max_patches, source.filter, own)
-            made.append(mistake.make(about))
-        yield from _kept(mistake, made, stages, order, run)
-        advance(1)
-    for mistake in lists.PATCHES:
-        made = []
-        for own in stages:
-            pixels = mistake.make(own["pixels"], own["grid"], size)
-            made.append({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)})
-        yield from _kept(mistake, made, stages, order, run)
-        advance(1)
-    for mistake in lists.KERNELS:
-        made = []
-        for own in stages:
-            pixels = mistake.make(own["pixels"], own["grid"], size)
-            whole = run({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)}, own)
-            made.append({stage: whole[stage] for stage in whole if stage != "pixels"})
-        yield from _kept(mistake, made, stages, order, lambda own, _: own)
-        advance(1)
-    for mistake in lists.POSITIONS:
-        made = []
-        for own in stages:
-            tokens = own["patch_embedding"] + mistake.make(table, *map(int, own["grid"]))
-            made.append({"position_embedding": tokens.astype(np.float32)})
-        yield from _kept(mistake, made, stages, order, run_from_tokens)
-        advance(1)
-    for mistake in tower_mistakes(model):
-        try:
-            with mistake.make(model):
-                made = stages_of(inputs, tower(inputs))
-        except (ValueError, RuntimeError, AttributeError):
-            made = []  # this model cannot make it: it has no bias, or one head
-        yield from _kept(mistake, made, stages, order, lambda own, _: own)
-        advance(1)
+    tower = source.twin(model).tower
+    inputs = inputs_of([given], length)
+    try:
+        with making(mistake, model), _embedded(model, tokens):
+            outputs = tower(inputs)
+    except (RuntimeError, AttributeError, TypeError):
+        return right  # it has no bias, or a number of heads that does not divide its width
+    (made,) = stages_of(inputs, outputs)
+    if mistake.where == "kernel":
+        made["pixels"] = right["pixels"]
+    return made
 
 
-def tower_mistakes(model: Any) -> list[Mistake]:
-    """The mistakes of the blocks and of the head, where the model has one."""
-    found = [*lists.BLOCKS, *lists.blocks_left_out(model)]
-    if model.attn_pool is not None:
-        found += lists.HEAD
-    return found
+def _read(mistake: Mistake, source: Source, picture: Any, right: Stages) -> Stages:
+    """The grid and the pixels of a picture that is read with a mistake."""
+    side = source.model.embeds.patch_size[0]
+    sides = {"y": side, "x": side}
+    h, w = right["grid"]
+    image = einx.id("(h w) (y x c) -> (h y) (w x) c", right["pixels"], h=h, w=w, **sides)
+    if mistake.where == "size":
+        h, w = mistake.change(source.max_patches)
+        image = by_pillow(source.filter)(picture, (h * side, w * side)) / 255 * 2 - 1
+    elif mistake.where == "resize":
+        image = mistake.change(picture, image.shape[:2]) / 255 * 2 - 1
+    elif mistake.where == "image":
+        image = mistake.change(image)
+    patches = einx.id("(h y) (w x) c -> h w y x c", image, **sides)
+    if mistake.where in ("patches", "kernel"):
+        patches = mistake.change(patches)
+    h, w, *_ = patches.shape
+    return {"grid": np.array([h, w]), "pixels": np.float32(patches.reshape(h * w, -1))}
+
+
+@contextmanager
+def _embedded(model: Any, tokens: Array) -> Iterator[None]:
+    """Inside, these are the first embedded tokens (n, C) of the one picture that ``model`` takes."""
+
+    def replace(_: Any, __: Any, output: Any) -> Any:
+        whole, *more = output  # (1, N, C)
+        whole[0, : len(tokens)] = torch.tensor(tokens)
+        return whole, *more
+
+    with model.embeds.register_forward_hook(replace):
+        yield
 
 
 def table_of(model: Any) -> Array:
     """The position table of a NaFlexVit (H0, W0, C), float32."""
-    table: Array = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
+    table: Array = model.embeds.pos_embed[0].detach().numpy()
     return table
 
 
-def _kept(
-    mistake: Mistake,
-    made: Sequence[Stages],
-    stages: Sequence[Stages],
-    order: Sequence[str],
-    follow: Callable[[Stages, Stages], Stages],
-) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
-    """What is kept of a mistake; see ``known_mistakes``.
-
-    Args:
-        mistake: which one.
-        made: its stages, for each picture; perhaps not all of them.
-        stages: the reference's.
-        order: the stages that are looked at.
-        follow: from what was made of a picture, and the reference's stages, to all that follows.
-    """
-    # In a square grid rows and columns are alike, and so are some mistakes: others are better.
-    found = []  # (place in the order, whether the grid is square, picture)
-    for number, (own, right) in enumerate(zip(made, stages)):
-        for place, stage in enumerate(order):
-            if stage in own and _shows(stage, own[stage], right[stage]):
-                h, w = right["grid"]
-                found.append((place, bool(h == w), number))
-                break
-    if not found:
-        return
-    place, _, number = min(found)
-    whole = follow(made[number], stages[number]) | made[number]
-    kept = {}
-    for stage in order[place : place + 2]:
-        kept[stage] = whole[stage]
+def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
+    """Of a mistake's stages those that are kept, see ``known_mistakes``; none if it does not show."""
+    order = [stage for stage in order if stage in made]  # not those inside a block that is left out
+    shown = [_shows(stage, made, right) for stage in order]
+    if not any(shown):
+        return {}
+    first = shown.index(True)
+    kept = {stage: made[stage] for stage in order[first : first + 2]}
     if "pooled" in order:
-        kept["pooled"] = whole["pooled"]
-    yield mistake, (number, kept)
+        kept["pooled"] = made["pooled"]
+    return kept
 
 
-def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
-    """The stages before the first at which two towers differ by more than rounding."""
+def _agreed(source: Source, stages: Sequence[Stages]) -> list[str]:
+    """The stages before the first at which the twin differs by more than rounding."""
+    inputs = inputs_of(stages, source.max_patches)
+    moved = _moved(source.twin(source.model), inputs, stages)
     agreed: list[str] = []
-    for stage in theirs[0]:
-        for own, other in zip(ours, theirs):
-            if _shows(stage, own[stage], other[stage]):
-                return agreed
+    for stage in stages[0]:
+        if moved.get(stage, 0.0) > TWO_SIDES * float32_limit(stage):
+            break
         agreed.append(stage)
     return agreed
 
 
-def _shows(stage: str, ours: Array, theirs: Array) -> bool:
-    """Whether a mistake's numbers are beyond rounding."""
-    if ours.shape != theirs.shape:
-        return True
-    scale = 1.0 if stage in ("grid", "pixels") else float(np.abs(theirs).max())
-    return bool(np.abs(ours - theirs).max() > 2 * float32_limit(stage) * scale)
+def _shows(stage: str, made: Stages, right: Stages) -> bool:
+    """Whether a stage differs by more than rounding."""
+    return _share(stage, made, right) > TWO_SIDES * float32_limit(stage)
 
 
-def as_trained(model: Any, pipeline: Pipeline) -> Pipeline:
-    """timm's pipeline, with the table resampled as SigLIP-2 was trained, whatever timm's settings."""
-
-    def tower(inputs: Inputs) -> Mapping[str, Tensor]:
-        with temporarily(model.embeds, TRAINED):
-            return pipeline.tower(inputs)
-
-    return pipeline._replace(tower=tower)
+def _share(stage: str, made: Stages, right: Stages) -> float:
+    """The largest difference at a stage, as a share of its largest number."""
+    if made[stage].shape != right[stage].shape:
+        return float("inf")
+    largest = float(np.abs(made[stage] - right[stage]).max())
+    return largest / scale_of(stage, right)
