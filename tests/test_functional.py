@@ -101,13 +101,13 @@ def kinds(tensor):
     floats = tensor.float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # prototypes, and what will go
-        yield r"torch.sparse_coo; give \w+.to_dense\(\)", floats.to_sparse()
+        yield "torch.sparse_coo", floats.to_sparse()
         yield "torch.sparse_csr", floats.flatten(1).to_sparse_csr()
         yield (
-            r"torch.qint8; give \w+.dequantize\(\)",
+            "torch.qint8",
             torch.quantize_per_tensor(floats, 0.1, 0, torch.qint8),
         )
-        yield "a nested tensor", torch.nested.nested_tensor([floats, floats])
+        yield "nested", torch.nested.nested_tensor([floats, floats])
     yield "torch._mkldnn", floats.to_mkldnn()
     yield "torch.complex64", floats.to(torch.complex64)
     yield "torch.float8_e5m2", floats.to(torch.float8_e5m2)
@@ -127,8 +127,6 @@ def test_a_table_elsewhere_than_the_tokens_is_named():
     message = "^table must be on the device of x, cpu; got meta"
     add(message, table=TABLE.to("meta"))
     add_factorized("^table_x must be on the device of x", table_x=LINE.to("meta"))
-    for function in (resample, partial(is_refused, fast.resample_pos_embed)):
-        function("^table is on the device meta", table=TABLE.to("meta"))
 
 
 def test_every_other_kind_of_tokens_is_named():

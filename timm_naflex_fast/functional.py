@@ -293,8 +293,6 @@ def _checked_strategy(name: str) -> Strategy:
 def _checked_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> Tensor:
     """A table of this shape, with a leading 1 or not; if there are tokens ``x``, on their device."""
     table = _checked_floats(table, name)
-    if x is None and table.device.type == "meta":
-        raise ValueError(f"{name} is on the device meta, where tensors hold no numbers")
     # PyTorch itself adds whatever is in memory where a table of the device meta should be.
     if x is not None and table.device != x.device:
         raise ValueError(f"{name} must be on the device of x, {x.device}; got {table.device}")

@@ -38,7 +38,7 @@ def context_of(*tensors: Tensor) -> Context:
         return "export"
     if why_unsupported_in_eager(*tensors) is not None:
         return "transform"
-    if not tensors or tensors[0].is_cpu:
+    if tensors[0].is_cpu:
         return None
     device = tensors[0].device
     if device.type not in ("cpu", "cuda"):

@@ -1,9 +1,13 @@
-"""Does an installed timm_naflex_fast work alone? python tools/smoke.py
+"""Does an installed timm_naflex_fast work alone, and does it hold what it should?
+
+python tools/smoke.py
 
 It runs under -O too, so nothing here is an assert.
 """
 
+import re
 import sys
+from importlib import metadata
 
 import timm
 import torch
@@ -41,5 +45,28 @@ if equals_timm("grid_sample"):
 if timm_naflex_fast.status().replaced:
     sys.exit("smoke: timm is not as it was")
 
+# What the installed package says of itself, and which files it holds.
+package = metadata.distribution("timm_naflex_fast")
 version = timm_naflex_fast.__version__
+if package.version != version:
+    sys.exit(f"smoke: the metadata say version {package.version}, the code {version}")
+needed = {re.split(r"[^\w-]", line)[0] for line in package.requires or ()}
+for name in ("torch", "timm", "einx", "numpy", "pillow", "safetensors", "tqdm", "wrapt"):
+    if name not in needed:
+        sys.exit(f"smoke: the metadata do not name {name}")
+if "naflex-fast" not in package.entry_points.names:
+    sys.exit("smoke: the command naflex-fast is missing")
+page = str(package.metadata)
+if "timm_naflex_fast.enable()" not in page:
+    sys.exit("smoke: the metadata do not hold the README")
+
+files = [str(file) for file in package.files or ()]
+for ending in ("timm_naflex_fast/py.typed", "licenses/LICENSE", "cli/startup/sitecustomize.py"):
+    if not any(file.endswith(ending) for file in files):
+        sys.exit(f"smoke: {ending} is not installed")
+for file in files:
+    folder = file.split("/")[0]
+    if folder != "timm_naflex_fast" and ".dist-info" not in folder and folder != "..":
+        sys.exit(f"smoke: {file} does not belong into the package")
+
 print(f"smoke: timm_naflex_fast {version} from {timm_naflex_fast.__path__[0]} works")

@@ -42,7 +42,7 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
         f"model siglip-9 train, {about}",
         f"model siglip-9 infer, {about}",
     ]
-    assert "times faster than stock" in out and f"written: {file}" in out
+    assert "times faster than stock" in out
     record = json.loads(file.read_text())
     assert record["command"].endswith(f"--json {file}")
     assert [one["contender"] for one in record["rows"]] == ["stock", "matmul"] * 4
@@ -63,9 +63,7 @@ def test_the_grids_are_those_of_a_folder(photos, capsys):
     assert bench(f"{options} --sizes-from", photos) == 0
     out, err = capsys.readouterr()
     assert err.startswith("skipped, not readable as images: 1 (bad.png: ")
-    lines = out.splitlines()
-    assert lines[0].startswith("4 images, ") and lines[0].endswith(" of at most 16 tokens")
-    assert lines[2].startswith("model photos-16 infer, B=2, float32, ")
+    assert out.startswith("model photos-16 infer, B=2, float32, ")
 
 
 @ran("matmul")

@@ -201,11 +201,9 @@ def test_it_needs_no_torch_for_a_recorded_mistake(folder, port):
     quick_gelu(port, folder)
     program = (
         "import sys; sys.modules['torch'] = sys.modules['timm'] = None\n"
-        "from timm_naflex_fast.cli.compare import add_arguments, compare\n"
-        "import argparse; parser = argparse.ArgumentParser(); add_arguments(parser)\n"
-        "sys.exit(compare(parser.parse_args(sys.argv[1:])))"
+        "from timm_naflex_fast.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", program, str(folder), str(port)]
+    command = [sys.executable, "-c", program, "compare", str(folder), str(port)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "quick GELU" in ended.stdout

@@ -1,6 +1,8 @@
 """The command line itself: it answers at once, and whatever stops it is one line."""
 
+import argparse
 import io
+import json
 import os
 import re
 import shlex
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 import timm_naflex_fast
-from timm_naflex_fast.cli.main import COMMANDS, main
+from timm_naflex_fast.cli.main import COMMANDS, call, main
 from timm_naflex_fast.patching import install
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
@@ -117,7 +119,9 @@ def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):
         main(["drift", "--aginst", "transformers"])
     usage, says = capsys.readouterr().err.splitlines()
     assert usage.startswith("usage: naflex-fast drift [OPTIONS]")
-    assert says == "naflex-fast drift: unrecognized argument: --aginst; did you mean --against?"
+    assert says == (
+        "naflex-fast drift: unrecognized arguments: --aginst transformers; did you mean --against?"
+    )
 
 
 def test_debug_shows_the_traceback_of_an_error(capsys):
@@ -163,4 +167,29 @@ def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", say], env={**os.environ, **plain}, capture_output=True, text=True
     )
-    assert (run.returncode, run.stdout) == (0, "utf-8\nutf-8\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "utf-8\n"), run.stderr
+
+
+def found(options):
+    """A command that finds something, and is stopped."""
+    print("words")
+    options.figures.update(a=1)
+    raise KeyboardInterrupt
+
+
+def test_json_for_a_dash_goes_to_stdout_and_the_words_to_stderr(capsys):
+    call("naflex-fast", found, argparse.Namespace(json="-"))
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"a": 1}
+    assert err == "words\nnaflex-fast: interrupted\n"
+
+
+def test_what_a_stopped_command_has_found_is_in_its_file(tmp_path):
+    file = tmp_path / "found.json"
+    assert call("naflex-fast", found, argparse.Namespace(json=str(file))) == 130
+    assert json.loads(file.read_text()) == {"a": 1}
+
+
+def test_figures_that_nobody_asked_for_are_not_written(capsys):
+    call("naflex-fast", found, argparse.Namespace(json=None))
+    assert capsys.readouterr().out == "words\n"

@@ -54,9 +54,9 @@ def test_the_limit_is_that_of_the_environment_or_512_mib(setting, mib, monkeypat
     assert imported_again(monkeypatch, setting)._limit == mib * 2**20
 
 
-@pytest.mark.parametrize("setting", ["abc", "-1", "1e3", "inf", "64.0", "16777217", "9" * 5000])
+@pytest.mark.parametrize("setting", ["abc", "-1", "1e3", "inf", "64.0", "9" * 5000])
 def test_a_limit_that_is_no_number_of_mib_is_named(setting, monkeypatch):
-    message = f"TIMM_NAFLEX_FAST_CACHE_MIB must be .* 0 .* to 16777216; got '{setting[:40]}'"
+    message = f"TIMM_NAFLEX_FAST_CACHE_MIB must be .* 0 .* or more; got '{setting[:40]}'"
     with pytest.raises(ValueError, match=message):
         imported_again(monkeypatch, setting)
 

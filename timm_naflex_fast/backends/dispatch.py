@@ -27,7 +27,7 @@ Where the table trains, ``eager.add_plan`` goes on otherwise::
                    -> strategy.resample        the embeddings of each grid, as the table's kind has them
                    -> sparse.SparseSum         the arithmetic
                    -> tokens.Tokens.add        adds them to the samples of each grid
-    backward:  tokens.AddedInPlace -> eager._gradients -> sparse.gradients -> tokens.Tokens.sum_over_samples
+    backward:  tokens.AddedInPlace -> eager.gradients -> sparse.gradients -> tokens.Tokens.sum_over_samples
 
 A frozen table whose grids are new goes the second way without autograd.
 

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..batch.layout import Coordinates, Sizes
+from ..batch.layout import Sizes
 from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble
 from ..resampling import kept
-from ..resampling.spec import Resampling, ResizeSpec, Size
+from ..resampling.spec import ResizeSpec, Size
 from ..resampling.tables import LearnedTable, Tables
 from ..strategies import Strategy
 from ..tracing import refuse_in_cuda_graph, why_unsupported
@@ -33,7 +33,7 @@ def resample(table: LearnedTable, sizes: Sizes, spec: ResizeSpec, strategy: Stra
     plan = sizes.plan(table.tensors[0], spec)
     tokens = sum(in_grid + after for in_grid, after in plan.counts)
     device = table.tensors[0].device
-    out = torch.zeros(tokens, table.channels, dtype=plan.token_dtype, device=device)
+    out = torch.zeros(tokens, table.channels, dtype=plan.how.token_dtype, device=device)
     add_plan(out, table, plan, strategy)
     if sizes.length is None:
         return out
@@ -47,10 +47,10 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
-    resample = Resampling(strategy.resample, plan.spec, plan.dtype, plan.token_dtype)
+    resample = strategy.resample
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
-        _add_at_once(x, resample(tables, plan.groups), plan)
+        _add_at_once(x, resample(tables, plan.groups, plan.how), plan)
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(tensor.requires_grad for tensor in tables.tensors)
@@ -62,9 +62,9 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
         if trains or watched or not x.is_cpu:
-            embeddings: Iterable[tuple[Size, Tensor]] = resample(tables, plan.groups)
+            embeddings: Iterable[tuple[Size, Tensor]] = resample(tables, plan.groups, plan.how)
         else:
-            embeddings = kept.embeddings(tables, plan.groups, resample)
+            embeddings = kept.embeddings(tables, plan.groups, resample, plan.how)
         if watched:
             _add_at_once(x, embeddings, plan)
             return
@@ -85,50 +85,39 @@ def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watc
             x[:1, :1].add_(-0.0)
     if trains:
         kept.forget(tables.tensors)
-        gradients = partial(_gradients, type(tables), tables.shapes, plan)
-        AddedInPlace.apply(x, gradients, *tables.tensors)
+        of_tables = partial(gradients, type(tables), tables.shapes, plan)
+        AddedInPlace.apply(x, of_tables, *tables.tensors)
     elif x.requires_grad and torch.is_grad_enabled():
         AddedInPlace.apply(x, None)
 
 
 def _add_at_once(x: Tensor, embeddings: Iterable[tuple[Size, Tensor]], plan: Plan) -> None:
     """One write to ``x`` itself: a selective checkpoint may hand back views of an earlier x."""
-    cast = ((plan.groups[size], of_grid.to(x.dtype)) for size, of_grid in embeddings)
-    x.add_(assemble(cast, plan.counts).view(x.shape))
+    cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
+    x.add_(assemble(plan, cast).view(x.shape))
 
 
-def gradient(
-    g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec
-) -> Tensor:
-    """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C).
-
-    It is in float32 at least.
-    """
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    plan = Coordinates(patch_coord).plan(g, spec)._replace(dtype=dtype)
-    if not plan.groups:
-        return g.new_zeros(table_shape, dtype=dtype)
-    return _gradients(LearnedTable, [table_shape], plan, g)[0]
-
-
-def _gradients(
+def gradients(
     kind: type[Tables], shapes: list[Sequence[int]], plan: Plan, g: Tensor
 ) -> Sequence[Tensor]:
-    """The gradients of tables of a kind, of these shapes, from that of the tokens ``g``."""
+    """The gradients of tables of a kind, of these shapes, from that of the tokens ``g``.
+
+    They are in float32 at least.
+    """
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    if not plan.counts:  # an empty batch of plain images
-        return [g.new_zeros(shape) for shape in shapes]
+    dtype = torch.promote_types(plan.how.dtype, g.dtype)
+    if not plan.groups or not plan.counts:  # no tokens; a batch of plain images has a group even so
+        return [g.new_zeros(shape, dtype=dtype) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
         return _gradients_by_autograd(kind, shapes, plan, g)
 
-    dtype = torch.promote_types(plan.dtype, g.dtype)
     with torch.no_grad():
         tokens = Tokens(g.detach(), plan.counts)
 
         def gradient_of(size: Size) -> Tensor:
             return tokens.sum_over_samples(plan.groups[size], dtype)
 
-        return kind.gradients(plan.groups, gradient_of, shapes, plan.spec, dtype, g.device)
+        return kind.gradients(plan.groups, gradient_of, shapes, plan.how.spec, dtype, g.device)
 
 
 def _gradients_by_autograd(
@@ -140,7 +129,6 @@ def _gradients_by_autograd(
         for shape in shapes:
             zeros.append(torch.zeros(*shape, dtype=torch.float64, device=g.device))
             zeros[-1].requires_grad_()
-        embeddings = kind(tuple(zeros)).by_definition(plan.groups, plan.spec, torch.float64)
-        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
-        tokens = assemble(of_groups, plan.counts).view(g.shape)
+        embeddings = kind(tuple(zeros)).by_definition(plan.groups, plan.how.spec, torch.float64)
+        tokens = assemble(plan, embeddings).view(g.shape)
     return torch.autograd.grad(tokens, zeros, g.double(), create_graph=torch.is_grad_enabled())

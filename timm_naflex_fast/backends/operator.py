@@ -84,7 +84,8 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tup
 def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *how: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     shape = (rows, cols, g.shape[-1])
-    return eager.gradient(g, shape, patch_coord, _spec_of(how))
+    plan = Coordinates(patch_coord).plan(g, _spec_of(how))
+    return eager.gradients(LearnedTable, [shape], plan, g)[0]
 
 
 @add_learned.register_fake

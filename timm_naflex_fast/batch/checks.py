@@ -26,17 +26,12 @@ def check_numbers(tensor: Any, name: str) -> None:
         raise ValueError(f"{name} must be a tensor of real numbers; got {type(tensor).__name__}")
     if is_dtensor(tensor):
         raise ValueError(f"{name} is a DTensor; give {name}.to_local() or {name}.full_tensor()")
-    if tensor.is_nested:
-        got = "a nested tensor"
-    elif tensor.layout is not torch.strided:
-        got = f"the layout {tensor.layout}; give {name}.to_dense()"
-    elif tensor.is_quantized:
-        got = f"{tensor.dtype}; give {name}.dequantize()"
-    elif tensor.is_complex():
-        got = str(tensor.dtype)
-    else:
-        return
-    raise ValueError(f"{name} must be a tensor of real numbers, one after the other; got {got}")
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    if not is_dense or tensor.is_quantized or tensor.is_complex():
+        raise ValueError(
+            f"{name} must be a dense tensor of real numbers, neither nested nor quantized; "
+            f"got {tensor.dtype} in the layout {tensor.layout}"
+        )
 
 
 def check_size(size: Sequence[int]) -> tuple[int, int]:

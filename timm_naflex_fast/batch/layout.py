@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling.spec import ResizeSpec, Size
+from ..resampling.spec import Resampling, ResizeSpec, Size
 from ..tracing import Context
 from .checks import check_numbers
 from .grids import read_grids
@@ -68,7 +68,7 @@ class Coordinates(NamedTuple):
         """
         batch, length, _ = x.shape
         if batch == 0 or length == 0:
-            return Plan({}, [(0, length)] * batch, spec, x.dtype)
+            return Plan({}, [(0, length)] * batch, Resampling(spec, x.dtype))
 
         embeds_padding = spec.reference.embeds_padding
         # The one copy from the device in a call: what follows is known on the host.
@@ -102,7 +102,7 @@ class Coordinates(NamedTuple):
         if spec.reference.rounds_by_batch:
             longest = spec.resized_size(max(grids.heights), max(grids.widths))
             spec = spec._replace(batch_max=longest)
-        return Plan(groups, counts, spec, x.dtype)
+        return Plan(groups, counts, Resampling(spec, x.dtype))
 
 
 class OneGrid(NamedTuple):
@@ -127,7 +127,7 @@ class OneGrid(NamedTuple):
         h = int(self.h)
         w = int(self.w)
         groups = {(h, w): Group(h, w, list(range(batch)))}
-        return Plan(groups, [(length, 0)] * batch, spec, x.dtype)
+        return Plan(groups, [(length, 0)] * batch, Resampling(spec, x.dtype))
 
 
 TokenLayout = Coordinates | OneGrid
@@ -170,7 +170,7 @@ class Sizes(NamedTuple):
             counts += [(h * w, 0)] * (t - 1)
             counts.append((h * w, padding))
         dtype = torch.promote_types(table.dtype, torch.float32)
-        return Plan(groups, counts, spec, table.dtype, dtype)
+        return Plan(groups, counts, Resampling(spec, table.dtype, dtype))
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).

@@ -6,10 +6,9 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from ..resampling.spec import ResizeSpec, Size
+from ..resampling.spec import Resampling, Size
 
 TokenCounts = list[tuple[int, int]]
 """For each sample, how many of its tokens take the cell they name, and how many come after."""
@@ -34,13 +33,8 @@ class Group:
 
 
 class Plan(NamedTuple):
-    """The grids of a batch, and how position tables are resampled to them.
-
-    They are resampled in ``dtype``, and cast to ``token_dtype``.
-    """
+    """The grids of a batch, and how position tables are resampled to them."""
 
     groups: dict[Size, Group]
     counts: TokenCounts
-    spec: ResizeSpec
-    token_dtype: torch.dtype
-    dtype: torch.dtype = torch.float32
+    how: Resampling

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..resampling.pairwise_sum import PairwiseSum
-from .plan import Group, TokenCounts
+from ..resampling.spec import Size
+from .plan import Group, Plan, TokenCounts
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Tokens:
         if sample in group.cell_index:
             return embeddings.index_select(0, group.cell_index[sample])
         count, _ = self.counts[sample]
-        return embeddings if embeddings.shape[0] == count else embeddings[:count]
+        return embeddings[:count]
 
     def sum_over_samples(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
@@ -106,10 +107,11 @@ class Tokens:
 
         # If all samples are complete and in order, as most are, their tokens are the cells.
         if count == cells and not (group.cell_index or group.embeds_padding):
+            if len(group.samples) == 1:
+                return self.in_grid(group.samples[0]).to(dtype).contiguous()
             whole = self.whole_batch(group)
-            if whole is not None and len(whole) > 1:
+            if whole is not None:
                 return whole.sum(0, dtype=dtype)
-            return self._sum_in_pairs(group.samples, dtype).contiguous()
 
         # Otherwise sample by sample, each token into the row of its cell.
         total = PairwiseSum(cells, dtype)
@@ -121,39 +123,25 @@ class Tokens:
             summed[0] += torch.stack(padding).sum(0)
         return summed
 
-    def _sum_in_pairs(self, samples: list[int], dtype: torch.dtype) -> Tensor:
-        """The sum of the tokens in the grid of complete samples; of one sample it may be a view.
 
-        It moves a sixth less than sums in which each sample is read and added to a total.
-        """
-        if len(samples) == 1:
-            return self.in_grid(samples[0]).to(dtype)
-        # In pairs, so that a long sum in float32 does not drift.
-        half = len(samples) // 2
-        left = self._sum_in_pairs(samples[:half], dtype)
-        right = self._sum_in_pairs(samples[half:], dtype)
-        if half == 1:
-            return left + right
-        return left.add_(right)
-
-
-def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) -> Tensor:
+def assemble(plan: Plan, embeddings: Iterable[tuple[Size, Tensor]]) -> Tensor:
     """What ``Tokens.add`` adds to each token, (T, C), in a new tensor: -0.0 where it adds nothing.
 
     PyTorch can derive it any number of times, and batches of its gradients: those of an embedding
     can be batched, those of an index cannot.
     """
     parts = {}
-    for group, of_grid in embeddings:
+    for size, of_grid in embeddings:
+        group = plan.groups[size]
         if group.order is not None:
             of_grid = F.embedding(group.order, of_grid)
         padding = of_grid[:1] if group.embeds_padding else torch.full_like(of_grid[:1], -0.0)
         for sample in group.samples:
-            in_grid, after = counts[sample]
+            in_grid, after = plan.counts[sample]
             cell = group.cell_index.get(sample)
             added = of_grid[:in_grid] if cell is None else F.embedding(cell, of_grid)
             parts[sample] = torch.cat((added, padding.expand(after, -1)))
-    return torch.cat([parts[sample] for sample in range(len(counts))])
+    return torch.cat([parts[sample] for sample in range(len(plan.counts))])
 
 
 def check_no_shared_elements(x: Tensor) -> None:

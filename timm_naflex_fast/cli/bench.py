@@ -12,24 +12,19 @@ from ..measure.bench.workloads import Workload, fit, siglip_workload
 from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import (
-    check_writable,
-    json_file,
-    positive,
-    printable,
-    progress,
-    provenance,
-    write_json,
-)
-from ..names import STRATEGY_NAMES
+from ..measure.output import positive, printable, provenance
+from ..patching.choices import MODES
 from .checks import announce, announce_skipped, check_model_options
 
 PHASES = ("train", "infer")
-CONTENDERS = (BASELINE, *STRATEGY_NAMES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
+    parser.epilog = (
+        "A step takes as long with any weights. So without --checkpoint they are random, and none are "
+        "fetched."
+    )
     add_model_arguments(parser)
     add = parser.add_argument
     add(
@@ -49,22 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default: 256",
     )
     add("--batch-size", type=positive, default=8, metavar="B", help="images in a batch; default: 8")
-    add("--dtype", choices=DTYPES, default="float32", help="of autocast; default: float32, without")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of autocast; default: float32, which is without autocast",
+    )
     add(
         "--phase",
         dest="phases",
         nargs="+",
         choices=PHASES,
         default=PHASES,
-        help="default: both",
+        help="a training step, or an inference; default: both",
     )
     add(
         "--contenders",
         nargs="+",
         metavar="NAME",
-        choices=CONTENDERS,
+        choices=MODES,
         default=[BASELINE, "matmul"],
-        help=f"of {' '.join(CONTENDERS)}; default: stock matmul",
+        help=f"of {' '.join(MODES)}; default: stock matmul",
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(
@@ -82,9 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--json",
-        type=json_file,
         metavar="FILE",
-        help="also write the figures there, after each race; -: to stdout, at the end",
+        help="also write the figures there, when it ends or is stopped; -: to stdout",
     )
 
 
@@ -93,11 +92,9 @@ def bench(options: argparse.Namespace) -> int:
 
     Raises:
         ValueError: wrong options, with what is valid; before anything is timed.
-        OSError: ``--json`` cannot be written; before anything is timed.
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    check_writable(options.json)
     sizes = _read_sizes(options.sizes_from) if options.sizes_from else []
     announce(f"loading {options.model} ...")
     model = _load(options)
@@ -107,34 +104,28 @@ def bench(options: argparse.Namespace) -> int:
 
     workloads = _workloads(options, sizes, model.embeds.patch_size[0])
     # A compiled model meets all of them in turn, an eager one has a race for each.
-    time = race_compiled if options.compile else race_eager
-    together = [workloads] if options.compile else [[workload] for workload in workloads]
-    races = [*product(together, options.phases)]
+    race = race_eager
+    together = [[workload] for workload in workloads]
+    if options.compile:
+        race = race_compiled
+        together = [workloads]
     rows: list[dict[str, Any]] = []
-    # A file is written again after each race, stdout once: it cannot be taken back.
-    to_file = isinstance(options.json, str)
-    with progress("timing", len(races)) as bar:
-        for some, phase in races:
-            steps = Steps(model, some, options.batch_size, options.dtype, phase)
-            found = time(steps, options.contenders, options.rounds, bar.update)
-            bar.clear()
-            print_race(found)
-            rows += found
-            if to_file:  # whatever stops the next race, these are kept
-                write_json(options.json, {**provenance(options.command), "rows": rows})
+    made = provenance(options.command)
+    for some, phase in product(together, options.phases):
+        steps = Steps(model, some, options.batch_size, options.dtype, phase)
+        found = race(steps, options.contenders, options.rounds)
+        print_race(found)
+        rows += found
+        # Whatever stops the next race, these are kept.
+        options.figures.update(made, rows=rows)
     print(HOW_TO_READ)
-    if to_file:
-        print(f"written: {printable(options.json)}")
-    elif options.json:
-        write_json(options.json, {**provenance(options.command), "rows": rows})
     return 0
 
 
 def _read_sizes(folder: str) -> list[tuple[int, int]]:
     """The sizes (height, width) in the headers of a folder's images; says which has none."""
     skipped: list[str] = []
-    found = read(image_sources(folder, skipped), size, skipped)
-    sizes = [height_and_width for _, height_and_width in found]
+    sizes = [found for _, found in read(image_sources(folder, skipped), size, skipped)]
     announce_skipped(skipped)
     return sizes
 
@@ -146,10 +137,8 @@ def _load(options: argparse.Namespace) -> Any:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
     settings = dict(options.model_kwargs)
-    if not options.checkpoint:
-        # The weights do not change how long a step takes, so none are fetched.
-        settings = {"num_classes": 1000, "random_weights": True, **settings}
-    model, _ = load_model(options.model, options.checkpoint, **settings)
+    is_random = not options.checkpoint
+    model, _ = load_model(options.model, options.checkpoint, random_weights=is_random, **settings)
     return model.to(options.device)
 
 
@@ -164,8 +153,6 @@ def _workloads(
     for length in options.lengths:
         # A list, not a set: a grid that many images have is drawn as often.
         grids = [fit(height, width, length, patch_size) for height, width in sizes]
-        distinct = len(set(grids))
-        print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")
         draw = partial(random.Random.choice, seq=grids)
         found.append(Workload(f"{folder}-{length}", draw, length))
     return found

@@ -32,11 +32,13 @@ def check_readable(sources: Sequence[Source]) -> None:
     Raises:
         ValueError: none of them can be read.
     """
+    # One is enough: a folder of thousands would take seconds, and others may be skipped later.
     next(read(sources, lambda image: image.size, []))
 
 
 def announce(text: str) -> None:
     """Print a line to stderr at once, before something that takes seconds."""
+    # Not to stdout: what is printed there is the result, which a script may read.
     print(text, file=sys.stderr, flush=True)
 
 

@@ -6,7 +6,7 @@ It needs neither a model nor torch, so it answers at once.
 import argparse
 from pathlib import Path
 
-from ..measure.output import check_writable, json_file, origin, write_files, write_json
+from ..measure.output import origin, write_files
 from ..text_table import table
 from .against import PARTS
 
@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "port", metavar="PORT", help="folder of a port's stages.safetensors, or 000.block_0.npy ..."
     )
-    parser.add_argument(
-        "--json", type=json_file, metavar="FILE", help="also write the figures there"
-    )
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there; -: to stdout")
     parser.add_argument("--out", metavar="DIR", help=f"also write {PAGE} there")
 
 
@@ -43,14 +41,12 @@ def compare(options: argparse.Namespace) -> int:
         raise NotADirectoryError(f"{options.out} is a file; --out takes a folder")
     reference = read_recording(Path(options.reference))
     ports = read_port(Path(options.port), reference)
-    check_writable(options.json)
 
     comparison, reasons = compare_recordings(reference, ports)
     print(table([cells(row) for row in comparison.rows()]))
     for sentence in sentences(comparison, reasons):
         print(sentence)
-    if options.json:
-        write_json(options.json, {**origin(options.command), **as_json(comparison, reasons)})
+    options.figures.update({**origin(options.command), **as_json(comparison, reasons)})
     if options.out:
         folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,12 +11,10 @@ from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import (
     check_writable,
-    json_file,
     positive,
     printable,
     progress,
     provenance,
-    write_json,
 )
 from ..names import STRATEGY_NAMES
 from ..text_table import table
@@ -58,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
-    add("--json", type=json_file, metavar="FILE", help="also write the figures there; -: to stdout")
+    add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
@@ -111,7 +109,6 @@ def check(options: argparse.Namespace) -> None:
         OSError: they cannot.
         RuntimeError: ``--out`` needs a package that is not installed.
     """
-    check_writable(options.json)
     if not options.out:
         return
     for package in ("matplotlib", "jinja2"):
@@ -173,8 +170,7 @@ def measure_and_show(
     if compared:
         against.show(compared)
     # What is asked for in files comes last: a disk that is full leaves the table on the screen.
-    if options.json:
-        write_json(options.json, report)
+    options.figures.update(report)
     if options.out:
         files = write(report, found, options.out)
         print(f"written: {', '.join(map(printable, files))}")

@@ -1,6 +1,8 @@
 """``naflex-fast export``: its options, and the way from them to a verified file."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,9 @@ from ..measure.models import add_model_arguments, load_model
 from ..measure.output import (
     check_name,
     check_writable,
-    json_file,
     positive,
     printable,
     provenance,
-    write_json,
 )
 from ..text_table import table
 from .checks import announce, check_model_options
@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json",
-        type=json_file,
         metavar="FILE",
         help="also write what was found there; -: to stdout",
     )
@@ -75,7 +74,6 @@ def export(options: argparse.Namespace) -> int:
     runtimes = runtimes_for(out)
     check_writable(out)
     check_name(out.resolve())  # the runtimes get the whole path
-    check_writable(options.json)
     announce(f"loading {options.model} ...")
     # It imports torch and timm: whatever is wrong with the options has been told by now.
     from ..measure import export as work
@@ -93,24 +91,30 @@ def export(options: argparse.Namespace) -> int:
         metadata["max_seq_len"] = str(options.max_seq_len)
     made = provenance(options.command)
     announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
-    found = work.export(model, out, runtimes, options.size, metadata)
+    checks, dtypes, is_right = work.export(model, out, runtimes, options.size, metadata)
     print(f"{options.model}; weights: {weights}")
-    _show(found, out)
+    _show(checks, dtypes, out)
     # torch.export alone runs the program from which an ONNX file is made, not that file.
     is_checked = out.suffix == ".pt2" or len(runtimes) > 1
-    if options.json:
-        about = {"file": printable(out), "metadata": metadata, "checked": is_checked}
-        write_json(options.json, {**made, **about, **_figures(found)})
-    if not found.right:
+    options.figures.update(
+        made,
+        file=printable(out),
+        metadata=metadata,
+        checked=is_checked,
+        checks=[{**asdict(check), "right": check.is_right} for check in checks],
+        dtypes=dtypes,
+        written=is_right,
+    )
+    if not is_right:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
+    status = 0
     if not is_checked:
+        status = NOT_CHECKED
         print("not checked in an ONNX runtime: none is installed (pip install onnxruntime)")
     print(work.how_to_run(out, options.size))
-    if not is_checked:
-        return NOT_CHECKED
-    return 0
+    return status
 
 
 def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
@@ -128,37 +132,26 @@ def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 
-def _figures(found: Any) -> dict[str, Any]:
-    """What was found, as ``--json`` writes it."""
-    checks = [check._asdict() | {"right": check.is_right} for check in found.checks]
-    return {"checks": checks, "dtypes": found.dtypes, "written": found.right}
-
-
-def _show(found: Any, out: Path) -> None:
+def _show(checks: Sequence[Any], dtypes: Sequence[str], out: Path) -> None:
     """Print how far each runtime that ran ``out`` is from timm, and what follows from it."""
     from ..measure.export import FLOAT32, SET_FLOAT32
 
     print("The largest differences from timm's own code, relative, on batches not seen at export:")
     lines = []
     notes = []
-    for check in found.checks:
+    for check in checks:
         precision = check.precision
         if check.is_default:
             precision += ", its default here"
         off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
-        # A runtime that rounds more by default is no fault of the file: one line mends it.
         verdict = "right" if check.is_right else "wrong"
+        # A runtime that rounds more by default is no fault of the file: one line mends it.
         if not check.is_right and check.precision != FLOAT32:
             verdict = "not right: set float32"
             line = SET_FLOAT32[check.runtime].replace("FILE", repr(str(out)))
             notes.append(f"{check.runtime} in float32: {line}")
         lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
-    print(table(lines))
-    for note in notes:
-        print(note)
-    print(f"dtypes: {', '.join(found.dtypes)}")
-    if "float64" in found.dtypes:
-        print("TensorRT, Core ML and WebGPU have no float64, and will refuse it")
+    print(table(lines), *notes, f"dtypes: {', '.join(dtypes)}", sep="\n")
 
 
 def runtimes_for(out: Path) -> list[str]:

@@ -11,13 +11,14 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..measure.output import one_of, printable
+from ..measure.output import check_writable, printable, to_json, write_json
 from ..names import did_you_mean
 
 COMMANDS = {  # each is a function of the module of its name
@@ -36,25 +37,19 @@ PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one usage line, and name what was probably meant."""
 
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """As in argparse; the error about a word that is none of ``choices`` names the nearest."""
-        if "choices" in options:
-            options["type"] = one_of(options["choices"])
-        return super().add_argument(*names, **options)
-
-    def read(self, words: Sequence[str], options: argparse.Namespace) -> None:
-        """Put the values of all ``words`` into ``options``."""
-        _, unknown = self.parse_known_args(words, options)
-        if unknown:
-            word = unknown[0].split("=")[0]
-            # The usage line is the only public list of the options that argparse gives.
-            known = re.findall(r"(?<![\w-])--[\w-]+", self.format_usage())
-            self.error(f"unrecognized argument: {word}{did_you_mean(word, known)}")
-
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
+        message = printable(message)
+        # argparse tells of a wrong word only in these two sentences, and of its options only in
+        # the usage line.
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)", message)
+        if wrong:
+            known = re.findall(
+                r"--[\w-]+|\w+(?:-\w+)*", message[wrong.end() :] + self.format_usage()
+            )
+            message += did_you_mean(wrong[1], known)
         usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
-        self.exit(2, f"{usage}\n{self.prog}: {printable(message)}\n")
+        self.exit(2, f"{usage}\n{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,12 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _start_in_utf8()
         argv = sys.argv[1:]
-    _open_streams()
+    options = argparse.Namespace(command=shlex.join(["naflex-fast", *argv]))
+    return call(" ".join(["naflex-fast", *argv[:1]]), partial(_run, argv), options)
+
+
+def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
+    """Read ``argv`` into ``options``, and do what it names."""
     commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
     parser = Parser(
         "naflex-fast",
         description="Fast and exact resampling.",
-        epilog="\n".join(["commands:", *commands]),
+        epilog="\n".join(["commands, whose options COMMAND --help names:", *commands]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
@@ -75,27 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        name = parser.parse_args(argv[:1]).command
-    finally:
-        _end_output()  # of --help, which ends here
+    name = parser.parse_args(argv[:1]).command
     # Abbreviations would change their meaning with each option that is added.
-    own = Parser(
-        f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
-    )
+    own = Parser(f"naflex-fast {name}", description=COMMANDS[name], allow_abbrev=False)
     own.add_argument("--debug", action="store_true", help="show the traceback of an error")
-
-    def read(options: argparse.Namespace) -> int:
-        import_module(f".{name}", __package__).add_arguments(own)
-        own.read(argv[1:], options)
-        return 0
-
-    def work(options: argparse.Namespace) -> int:
-        status: int = getattr(import_module(f".{name}", __package__), name)(options)
-        return status
-
-    options = argparse.Namespace(command=shlex.join(["naflex-fast", *argv]))
-    return call(own.prog, read, options) or call(own.prog, work, options)
+    module = import_module(f".{name}", __package__)
+    module.add_arguments(own)
+    own.parse_args(argv[1:], options)
+    # Called anew: where its words go, and whether a traceback is shown, is known only now.
+    return call(own.prog, getattr(module, name), options)
 
 
 def call(
@@ -105,14 +93,14 @@ def call(
 
     An error becomes one line on stderr and status 2, Ctrl-C 130; ``options.debug`` shows the
     traceback too. A reader of the output who goes away ends the command without a word, as
-    ``| head`` does. Where stdout gets the figures (``--json -``), stderr gets the words.
+    ``| head`` does.
+
+    What the action puts into the dict ``options.figures`` goes to the file of ``--json``, also when
+    the action is stopped. Where that file is stdout, what the action prints goes to stderr.
     """
     _open_streams()
-    words = sys.stdout
-    if getattr(options, "json", None) is sys.stdout:
-        words = sys.stderr
     try:
-        with redirect_stdout(words):
+        with _figures(options):
             status = action(options)
         # Here, because a full disk and a closed pipe are errors like others.
         sys.stdout.flush()
@@ -131,6 +119,27 @@ def call(
         _end_output()
     print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def _figures(options: argparse.Namespace) -> Iterator[None]:
+    """Inside, a command fills ``options.figures``; then they go where ``options.json`` names."""
+    figures: dict[str, Any] = {}
+    options.figures = figures
+    file = getattr(options, "json", None)
+    words = sys.stdout
+    if file == "-":
+        words = sys.stderr
+    elif file is not None:
+        check_writable(file)
+    try:
+        with redirect_stdout(words):
+            yield
+    finally:
+        if figures and file == "-":
+            sys.stdout.write(to_json(figures))
+        elif figures and file:
+            write_json(file, figures)
 
 
 def _start_in_utf8() -> None:

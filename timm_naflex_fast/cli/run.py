@@ -16,8 +16,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-import uuid
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name is the script's."""
     from ..patching.choices import MODES
 
-    parser.add_argument("--mode", metavar="NAME", default="matmul", help=", ".join(MODES))
+    parser.add_argument(
+        "--mode", metavar="NAME", default="matmul", help=f"of {' '.join(MODES)} (matmul)"
+    )
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -85,12 +85,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _environment(flags: dict[str, Any], libraries: list[str]) -> dict[str, str]:
     """The environment variables of the script's processes."""
-    # A file that is there once some process has imported one of the libraries.
-    imported = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
-    wanted = dict(flags=flags, libraries=libraries, first=True, imported=imported)
+    wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True))
     folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
-    ours = {ENV_NAME: json.dumps(wanted), "PYTHONPATH": os.pathsep.join(folders)}
-    return {**os.environ, **ours}
+    return {**os.environ, ENV_NAME: wanted, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def _start_of(script: str) -> list[str]:
@@ -126,7 +123,6 @@ def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
     from ..patching.install import enable
 
     enable(**wanted["flags"], library=library)
-    Path(wanted["imported"]).touch()
 
 
 def _report(wanted: dict[str, Any]) -> None:
@@ -134,23 +130,16 @@ def _report(wanted: dict[str, Any]) -> None:
 
     In the script's first process, and in each below it in which something did.
     """
-    # The only way from a child to this process that works for every kind of child.
-    somewhere = os.path.exists(wanted["imported"])
-    if somewhere and wanted["first"]:
-        os.remove(wanted["imported"])
     imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
     names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
     has_computed = False
+    text = f"this process did not import {names}, so nothing was patched in it"
     if imported:
         from ..patching.install import status
 
         now = status()
         has_computed = bool(now.calls)
         text = "; ".join(_what_computed(now, imported))
-    elif somewhere:
-        text = f"processes that this one started imported {names}, and were patched"
-    else:
-        text = f"{names} was not imported, so nothing was patched"
     if wanted["first"] or has_computed:
         # In one piece: other processes write there too.
         sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {text}\n")

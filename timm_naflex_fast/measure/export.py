@@ -5,10 +5,11 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
@@ -21,7 +22,6 @@ from .models import fingerprint
 
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Any]
-Kind = tuple[str, str, bool]  # the first three of a ``Check``
 # Grids of batches, and their length: the first is exported, and the files are compared on the others.
 BATCHES: list[tuple[Any, int]] = [
     ([(4, 6), (7, 3), (5, 5)], 30),
@@ -55,6 +55,8 @@ RUN = {
 (output,) = session.run(None, arrays)""",
     ".pt2": "output = program(**inputs)",
 }
+OPENVINO_PRECISION = "INFERENCE_PRECISION_HINT"
+PRECISIONS = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}  # OpenVINO's names of them
 SET_FLOAT32 = {
     "OpenVINO": 'openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})'
 }
@@ -85,7 +87,8 @@ class Naflex(torch.nn.Module):
         return output
 
 
-class Check(NamedTuple):
+@dataclass(frozen=True)
+class Check:
     """How far one runtime is from timm when it computes in one precision.
 
     Attributes:
@@ -99,26 +102,12 @@ class Check(NamedTuple):
     runtime: str
     precision: str
     is_default: bool
-    differences: dict[str, float]
+    differences: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_right(self) -> bool:
         """Whether the differences are allowed; NaN is not."""
         return all(off <= TOLERANCES[part] for part, off in self.differences.items())
-
-
-class Found(NamedTuple):
-    """What the comparison found.
-
-    Attributes:
-        checks: of each runtime, in each precision.
-        dtypes: of all tensors in the program.
-        right: whether every runtime is right in float32, and so the file was written.
-    """
-
-    checks: list[Check]
-    dtypes: list[str]
-    right: bool
 
 
 def make_inputs(model: Any, size: tuple[int, int] | None) -> tuple[list[Inputs], Any]:
@@ -177,8 +166,8 @@ def export(
     out: Path,
     runtimes: Sequence[str],
     size: tuple[int, int] | None = None,
-    metadata: Mapping[str, str] | None = None,
-) -> Found:
+    metadata: Mapping[str, str] = {},
+) -> tuple[list[Check], list[str], bool]:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
     Args:
@@ -187,9 +176,13 @@ def export(
         runtimes: those that run it, names of ``LOADERS``.
         size: of plain images, in pixels; None: for NaFlex batches.
         metadata: texts by their names, which the file keeps.
+
+    Returns:
+        The checks of each runtime, in each precision; the dtypes of all tensors in the program; and
+        whether every runtime is right in float32, and so the file was written.
     """
     (example, *unseen), free = make_inputs(model, size)
-    differences: dict[Kind, dict[str, float]] = {}
+    checks: dict[tuple[str, str], Check] = {}
     dtypes = set()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
@@ -204,24 +197,29 @@ def export(
             with enable("matmul", model=module, strict=True):
                 program = write(module, example, free, file, metadata)
             dtypes |= dtypes_of(program)
-            for kind, run in _load(runtimes, file, program):
-                off = _largest_difference(run, unseen, wanted)
-                differences.setdefault(kind, {})[part] = off
-        checks = [Check(*kind, found) for kind, found in differences.items()]
+            for runtime in runtimes:
+                runs = LOADERS[runtime](file, program)
+                for precision, run in runs.items():
+                    # A loader gives the runtime's default first.
+                    new = Check(runtime, precision, is_default=precision == next(iter(runs)))
+                    check = checks.setdefault((runtime, precision), new)
+                    check.differences[part] = _largest_difference(run, unseen, wanted)
         # In another precision, rounding alone is more than what is allowed.
-        right = all(check.is_right for check in checks if check.precision == FLOAT32)
-        if right:
+        is_right = all(check.is_right for check in checks.values() if check.precision == FLOAT32)
+        if is_right:
             # ONNX keeps weights beside the file above 1.5 GB.
             for made in Path(parts, "model").iterdir():
                 made.replace(out.resolve().with_name(made.name))
-    return Found(checks, sorted(dtypes), right)
+    return [*checks.values()], sorted(dtypes), is_right
 
 
 def dtypes_of(program: Any) -> set[str]:
     """The dtypes of all tensors in a program of ``torch.export``, of inner graphs too."""
     found = set()
     for module in program.graph_module.modules():
-        for node in module.graph.nodes if hasattr(module, "graph") else ():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, Tensor):
                 found.add(str(value.dtype).removeprefix("torch."))
@@ -233,7 +231,7 @@ def write(
     example: Inputs,
     free: Any,
     file: Path,
-    metadata: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] = {},
 ) -> Any:
     """Export the module as it is patched now, write the file, return torch.export's program.
 
@@ -250,7 +248,7 @@ def write(
         warnings.simplefilter("ignore")  # the exporter's, about its own steps
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
         if file.suffix == ".pt2":
-            texts = {METADATA: json.dumps(dict(metadata or {}), indent=1)}
+            texts = {METADATA: json.dumps(dict(metadata), indent=1)}
             torch.export.save(program, file, extra_files=texts)
         else:
             converted: Any = torch.onnx.export(
@@ -258,20 +256,12 @@ def write(
                 dynamo=True,
                 verbose=False,
                 output_names=["output"],
-                dynamic_shapes=_names(free),
+                dynamic_shapes=free,  # the program has forgotten the names of its dimensions
             )
             # The exporter takes no metadata: they go into its result before that is written.
-            converted.model.metadata_props.update(metadata or {})
+            converted.model.metadata_props.update(metadata)
             converted.save(file)
     return program
-
-
-def _names(free: Any) -> dict[str, dict[int, str]]:
-    """The names of the dimensions, which the program of torch.export has forgotten."""
-    names = {}
-    for name, sizes in free.items():
-        names[name] = {dimension: size.__name__ for dimension, size in sizes.items()}
-    return names
 
 
 def how_to_run(out: Path, size: tuple[int, int] | None) -> str:
@@ -281,21 +271,13 @@ def how_to_run(out: Path, size: tuple[int, int] | None) -> str:
     return lines.replace("FILE", repr(str(out)))
 
 
-def _load(runtimes: Sequence[str], file: Path, program: Any) -> Iterator[tuple[Kind, Run]]:
-    """The runs of a file in each runtime and precision."""
-    for runtime in runtimes:
-        runs = LOADERS[runtime](file, program)
-        default, *_ = runs  # a loader gives it first
-        for precision, run in runs.items():
-            yield (runtime, precision, precision == default), run
-
-
 def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
     """Of all batches, relative to the largest output of each; NaN if one has NaN."""
     found = []
     for inputs, want in zip(batches, wanted):
-        got = torch.as_tensor(run(inputs))
-        found.append((got - want).abs().max() / want.abs().max().clamp(min=1e-12))
+        off = torch.as_tensor(run(inputs)) - want
+        # What has no embeddings at all is 0 everywhere, and must be so in the file.
+        found.append(off.abs().max() / want.abs().max().clamp(min=1e-12))
     return torch.stack(found).max().item()
 
 
@@ -317,14 +299,13 @@ def _openvino(file: Path, program: Any) -> dict[str, Run]:
     """Its default depends on the processor: bfloat16 where that has instructions for it."""
     import openvino
 
-    names = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}
     # One for both: where each had its own, processes crashed when they started others (2026.4.1).
     core = openvino.Core()
     runs: dict[str, Run] = {}
-    for options in ({}, {"INFERENCE_PRECISION_HINT": "f32"}):
+    for options in ({}, {OPENVINO_PRECISION: "f32"}):
         compiled = core.compile_model(file, "CPU", options)
-        precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        runs[names.get(precision, precision)] = partial(_run_openvino, compiled)
+        precision = compiled.get_property(OPENVINO_PRECISION).get_type_name()
+        runs[PRECISIONS[precision]] = partial(_run_openvino, compiled)
     return runs
 
 

@@ -1,6 +1,5 @@
 """What commands read, print and write: options, progress, files, and where figures come from."""
 
-import argparse
 import datetime
 import json
 import os
@@ -10,12 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
-
-from ..names import did_you_mean
+from typing import Any
 
 QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
@@ -26,30 +23,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise ValueError
     return value
-
-
-def one_of(names: Collection[str]) -> Callable[[str], str]:
-    """An option's type: one of ``names``.
-
-    Another word is an error with the nearest name, which argparse reports.
-    """
-
-    def check(text: str) -> str:
-        if text in names:
-            return text
-        raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r}{did_you_mean(text, names)} (choose from {', '.join(names)})"
-        )
-
-    return check
-
-
-def json_file(text: str) -> str | TextIO:
-    """The value of an option ``--json FILE``: the file's name, or stdout for "-"."""
-    if text == "-":
-        # Asked now: while the command works, its words go to stderr.
-        return sys.stdout
-    return text
 
 
 def printable(text: object) -> str:
@@ -107,28 +80,23 @@ def check_name(file: str | Path) -> None:
         raise ValueError(f"{printable(file)}: a file's name must be UTF-8") from problem
 
 
-def check_writable(file: str | Path | TextIO | None) -> None:
+def check_writable(file: str | Path) -> None:
     """Find out before the measurement whether a result can be written; what is there stays.
 
     Raises:
-        OSError: ``file`` cannot be written; names it.
+        OSError: ``file`` cannot be written, or is a pipe or a device; names it.
         ValueError: its name is not UTF-8.
     """
-    if file is None or not isinstance(file, str | Path):
-        return
     check_name(file)
     path = Path(file).resolve()
+    # Files take their place as a whole, and a pipe or /dev/null must not lose its own.
+    if path.exists() and not path.is_file():
+        raise OSError(f"{file} is a folder, a pipe or a device; valid: the name of a file")
     with errors_about(file):
         if path.exists():
             path.open("ab").close()
-        if not is_special(path):
-            # Files are written beside their place first, so this is what must be possible.
-            tempfile.TemporaryFile(dir=path.parent).close()
-
-
-def is_special(path: Path) -> bool:
-    """Whether ``path`` is a pipe or a device: nothing can take its place."""
-    return path.exists() and not path.is_file()
+        # Files are written beside their place first, so this is what must be possible.
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 @contextmanager
@@ -154,31 +122,23 @@ def write_files(texts: Mapping[Path, str]) -> None:
         for file, text in texts.items():
             place = file.resolve()
             with errors_about(file):
-                if is_special(place):
-                    part = place
-                else:
-                    folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".naflex-fast-")
-                    part = Path(parts.enter_context(folder), place.name)
+                folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".naflex-fast-")
+                part = Path(parts.enter_context(folder), place.name)
                 part.write_text(text, encoding="utf-8", errors="backslashreplace")
             whole[part] = place
         # Each is on the disk now, as a whole: to take a place needs no more room.
         for part, place in whole.items():
-            if part != place:
-                part.replace(place)
+            part.replace(place)
 
 
-def write_json(file: str | Path | TextIO, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as one JSON object to a file or, as ``json_file`` gives it, to stdout."""
-    text = to_json(record)
-    if isinstance(file, str | Path):
-        write_files({Path(file): text})
-    else:
-        file.write(text)
-        file.flush()
+def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as one JSON object."""
+    write_files({Path(file): to_json(record)})
 
 
 def to_json(record: Mapping[str, Any]) -> str:
     """``record`` as one JSON object; what is no number there (infinity, NaN) is null."""
+    # Python writes Infinity and NaN, which no other reader of JSON takes.
     plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
@@ -240,5 +200,6 @@ def code_version() -> dict[str, str]:
 
 def _git(*words: str) -> str:
     """What git says in the package's folder; nothing where it fails."""
+    # The folder of the code, wherever the command was started.
     command = ["git", "-C", str(Path(__file__).parents[1]), *words]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()

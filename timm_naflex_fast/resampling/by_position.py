@@ -7,7 +7,6 @@ under which autocast and TF32 flags it will run.
 ``tests/backends/test_traceable.py`` compares it with the eager sums and with timm.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from .closed_form import axis_weights, tap_weights
 from .precision import product, unrounded_dtype
-from .spec import ResizeSpec
+from .spec import ResizeSpec, Size
 
 
 class TokenPositions(NamedTuple):
-    """The grid (h, w) of each sample, and where on it each token lies.
+    """The grid (h, w) of each sample, or the size to which the table is resized for it, and where on
+    it each token lies.
 
     A position is NaN where the host would raise an error; with timm's grid_sample flag only where
     a coordinate is not finite.
@@ -32,20 +32,20 @@ class TokenPositions(NamedTuple):
     x: Tensor  # (B, N) float32
 
 
-def resized_size(
-    h: Tensor, w: Tensor, spec: ResizeSpec, table_size: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The cells to which each axis is resized, before the crop, for grids (h, w).
+def resized(positions: TokenPositions, spec: ResizeSpec, own_size: Size | None) -> TokenPositions:
+    """The same with the cells to which each axis is resized, before the crop, as h and w.
 
-    timm does not resize a learned table, of ``table_size``, for a grid of the table's own size.
+    ``own_size``: that of grids for which timm does not resize the table.
     """
     if not spec.ar_preserving:
-        return h, w
-    longest = torch.maximum(h, w)
-    if table_size is None or not spec.reference.takes_own_size_as_it_is:
-        return longest, longest
-    is_same = (h == table_size[0]) & (w == table_size[1])
-    return torch.where(is_same, h, longest), torch.where(is_same, w, longest)
+        return positions
+    h, w, y, x = positions
+    to_h = to_w = torch.maximum(h, w)
+    if own_size is not None:
+        is_own = (h == own_size[0]) & (w == own_size[1])
+        to_h = torch.where(is_own, h, to_h)
+        to_w = torch.where(is_own, w, to_w)
+    return TokenPositions(to_h, to_w, y, x)
 
 
 def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
@@ -59,20 +59,19 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
 
 def by_line(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
-    """Each token's line (B, N, C) from lines (N0, C) of one axis, resized to n."""
+    """The line (..., C) of each position (...) from lines (N0, C) of one axis, resized to n."""
     lines = lines.to(unrounded_dtype(lines))
     # All tokens of the batch in one product: a graph that serves every grid has no loop over them.
-    weights = axis_weights(position, n, len(lines), spec).to(lines.dtype)  # (B, N, N0)
-    return product(weights.flatten(0, 1), lines).unflatten(0, position.shape)
+    weights = axis_weights(position, n, len(lines), spec).to(lines.dtype)  # (..., N0)
+    return product(weights.flatten(0, -2), lines).unflatten(0, position.shape)
 
 
 def by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """One product with a row of H0*W0 weights for each token: (B, N, C)."""
     h0, w0, _ = table.shape
     dtype = unrounded_dtype(table)
-    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
-    y = axis_weights(positions.y, to_h, h0, spec).to(dtype)  # (B, N, H0)
-    x = axis_weights(positions.x, to_w, w0, spec).to(dtype)  # (B, N, W0)
+    y = axis_weights(positions.y, positions.h, h0, spec).to(dtype)  # (B, N, H0)
+    x = axis_weights(positions.x, positions.w, w0, spec).to(dtype)  # (B, N, W0)
     # Resizing is separable: a cell's weight is its row's times its column's.
     weights = y[..., :, None] * x[..., None, :]  # (B, N, H0, W0)
     embeddings = product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
@@ -83,9 +82,8 @@ def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tenso
     """The same in float32 by one gathered row of the table for each pair of taps."""
     h0, w0, _ = table.shape
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
-    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
-    rows, row_weights = tap_weights(positions.y, to_h, h0, spec)  # (B, N, taps)
-    cols, col_weights = tap_weights(positions.x, to_w, w0, spec)
+    rows, row_weights = tap_weights(positions.y, positions.h, h0, spec)  # (B, N, taps)
+    cols, col_weights = tap_weights(positions.x, positions.w, w0, spec)
     # Tap after tap: all at once would be 16 embeddings (B, N, C) in memory.
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
     for i in range(rows.shape[-1]):
@@ -101,10 +99,9 @@ def by_axes(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tenso
 
     ``positions`` of its rows (1, h), and of its columns (1, w).
     """
-    h0, w0, channels = table.shape
-    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
+    _, w0, channels = table.shape
     # Along y a row of the table is one long line (W0*C).
-    after_y = by_line(table.flatten(1), positions.y, to_h, spec)  # (1, h, W0*C)
+    after_y = by_line(table.flatten(1), positions.y, positions.h, spec)  # (1, h, W0*C)
     after_y = after_y.view(-1, w0, channels)  # (h, W0, C)
-    a_w = axis_weights(positions.x[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
+    a_w = axis_weights(positions.x[0], positions.w[0], w0, spec).to(after_y.dtype)  # (w, W0)
     return product(a_w, after_y).flatten(0, 1)[None]

@@ -53,23 +53,21 @@ def _limit_of(mib: str) -> int:
     """The bound in bytes that ``TIMM_NAFLEX_FAST_CACHE_MIB`` sets; "": 512 MiB.
 
     Raises:
-        ValueError: no whole number of MiB from 0 to ``MOST_MIB``.
+        ValueError: no whole number of MiB, 0 or more.
     """
     try:
         limit = int(mib or 512)
     except ValueError:
         limit = -1
-    # Whoever gives more has most likely counted in bytes.
-    if not 0 <= limit <= MOST_MIB:
+    if limit < 0:
         raise ValueError(
-            f"the environment variable {VARIABLE} must be a whole number of MiB from 0 (nothing is "
-            f"kept) to {MOST_MIB}; got {mib[:40]!r}"
+            f"the environment variable {VARIABLE} must be a whole number of MiB, 0 (nothing is "
+            f"kept) or more; got {mib[:40]!r}"
         )
     return limit * 2**20
 
 
 VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
-MOST_MIB = 2**24  # 16 TiB
 _limit = _limit_of(os.environ.get(VARIABLE, ""))
 _lock = threading.RLock()
 # (function, arguments) to a result, ids of sources to a _Made; the oldest use first.
@@ -122,7 +120,10 @@ def pinned(result: Result, device: torch.device) -> Result:
 
 
 def embeddings(
-    tables: Any, sizes: Iterable[Size], resample: Resampling
+    tables: Any,
+    sizes: Iterable[Size],
+    resample: Callable[..., Iterable[tuple[Size, Tensor]]],
+    how: Resampling,
 ) -> Iterable[tuple[Size, Tensor]]:
     """The embeddings of each size from tables that need no gradient; those of a size that comes
     again are kept.
@@ -134,16 +135,16 @@ def embeddings(
     Args:
         tables: of a kind of ``tables.py``, which imports this file.
         sizes: of the grids.
-        resample: computes them. Equal ones have equal results.
+        resample: computes them, a strategy's; with ``how``, its third argument.
     """
     of_tables = _made_of(tables.tensors)
-    own_size = tables.own_size(resample.spec)  # its embeddings are the table, of which none is kept
+    own_size = tables.own_size(how.spec)  # its embeddings are the table, of which none is kept
     again: dict[Any, Size] = {}  # by their keys
     others = []
     cells_read = 0
     # From now on each size has been met.
     for size in sizes:
-        key = (size, resample)
+        key = (size, resample, how)
         if key in of_tables.made and size != own_size:
             again[key] = size
             cells_read += size[0] * size[1]
@@ -158,16 +159,16 @@ def embeddings(
         cells_compared += table.numel() // table.shape[-1]
     # So a table that is much larger than its grids is never compared.
     if 2 * cells_compared >= 8 * cells_read:
-        return resample(tables, sizes)
+        return resample(tables, sizes, how)
 
     def make(copies: Sources, key: Any) -> Tensor:
-        ((_, of_grid),) = resample(type(tables)(copies), [again[key]])
-        return of_grid.to(resample.token_dtype)
+        ((_, of_grid),) = resample(type(tables)(copies), [again[key]], how)
+        return of_grid.to(how.token_dtype)
 
     taken = zip(again.values(), _take(of_tables, tables.tensors, again, make))
     if not others:
         return taken
-    return chain(taken, resample(tables, others))
+    return chain(taken, resample(tables, others, how))
 
 
 def kept_of(

@@ -22,8 +22,6 @@ class Copy(NamedTuple):
 def copy_of(source: Tensor) -> Copy:
     """A copy of a tensor on a CPU, to compare with later."""
     memory = bytearray(_bytes_of(source))
-    if not memory:  # ``frombuffer`` refuses none
-        return Copy(source.detach().clone(), memory)
     return Copy(torch.frombuffer(memory, dtype=source.dtype).view(source.shape), memory)
 
 
@@ -36,7 +34,7 @@ def same_bits(before: Copy, now: Tensor) -> bool:
 
 def _bytes_of(tensor: Tensor) -> Any:
     """The memory of a tensor, cell after cell, as NumPy's array of bytes; a copy if need be."""
-    tensor = tensor.detach().resolve_neg().contiguous()
+    tensor = tensor.detach().contiguous()
     # One axis first: an axis of length 1 may have any stride, and PyTorch then finds no bytes.
     line = tensor.as_strided((tensor.numel(),), (1,))
     return line.view(torch.uint8).numpy()

@@ -3,12 +3,10 @@
 ``tests/resampling/test_tables.py`` tests what it says, ``tests/contract`` what follows from it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
 Size = tuple[int, int]
@@ -111,15 +109,10 @@ class ResizeSpec(NamedTuple):
 class Resampling(NamedTuple):
     """All that a strategy needs besides the tables and the sizes.
 
-    ``resample(tables, sizes, resampling)``: the strategy's own, see ``strategies.Strategy``. One
-    learned table is resampled in ``dtype``; two are cast to ``token_dtype`` before they are added.
+    One learned table is resampled in ``dtype``; two are cast to ``token_dtype`` before they are
+    added.
     """
 
-    resample: Callable[[Any, Iterable[Size], "Resampling"], Iterator[tuple[Size, Tensor]]]
     spec: ResizeSpec
-    dtype: torch.dtype
     token_dtype: torch.dtype
-
-    def __call__(self, tables: Any, sizes: Iterable[Size]) -> Iterator[tuple[Size, Tensor]]:
-        """The embeddings of these sizes."""
-        return self.resample(tables, sizes, self)
+    dtype: torch.dtype = torch.float32

@@ -112,6 +112,7 @@ class LearnedTable(_Tables):
         (table,) = self.without_leading_1
         # Both give the same sums. Which one costs less, the table's size tells.
         by = by_position.by_taps if by_position.few_taps(table, spec) else by_position.by_product
+        positions = by_position.resized(positions, spec, self.own_size(spec))
         return by(table, positions, spec).to(token_dtype)
 
     def on_grid(
@@ -122,6 +123,7 @@ class LearnedTable(_Tables):
         ``positions`` of its rows (1, h), and of its columns (1, w).
         """
         (table,) = self.without_leading_1
+        positions = by_position.resized(positions, spec, self.own_size(spec))
         return by_position.by_axes(table, positions, spec).to(token_dtype)
 
 
@@ -167,8 +169,11 @@ class FactorizedTables(_Tables):
 
     def at(self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
         """The embeddings (B, N, C) of tokens by their positions, in a graph."""
-        y, x = self._lines(positions, spec, token_dtype)
-        return y + x
+        lines_y, lines_x = self.without_leading_1
+        h, w, y, x = by_position.resized(positions, spec, own_size=None)
+        of_y = by_position.by_line(lines_y, y, h, spec).to(token_dtype)
+        of_x = by_position.by_line(lines_x, x, w, spec).to(token_dtype)
+        return of_y + of_x
 
     def on_grid(
         self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype
@@ -177,18 +182,11 @@ class FactorizedTables(_Tables):
 
         ``positions`` of its rows (1, h), and of its columns (1, w).
         """
-        y, x = self._lines(positions, spec, token_dtype)
-        return (y[:, :, None] + x[:, None]).flatten(1, 2)
-
-    def _lines(
-        self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """The line of each y and of each x, (..., C)."""
-        lines_y, lines_x = self.without_leading_1
-        to_h, to_w = by_position.resized_size(positions.h, positions.w, spec)
-        y = by_position.by_line(lines_y, positions.y, to_h, spec)
-        x = by_position.by_line(lines_x, positions.x, to_w, spec)
-        return y.to(token_dtype), x.to(token_dtype)
+        h, w, y, x = positions
+        rows = y[..., None]  # (1, h, 1)
+        columns = x[:, None]  # (1, 1, w)
+        cells = self.at(TokenPositions(h, w, rows, columns), spec, token_dtype)  # (1, h, w, C)
+        return cells.flatten(1, 2)
 
 
 Tables = LearnedTable | FactorizedTables

@@ -1,5 +1,7 @@
 """The pictures of the pages: compiled graphs and three conventions as SVG, the drift on the digits."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
@@ -17,7 +19,7 @@ TABLE_LENGTH = 8  # cells in the row of a table that the picture of conventions 
 GRID_LENGTH = 3
 CELL = 40
 # What ``F.interpolate`` is told, with the words above the row.
-CONVENTIONS = (
+CONVENTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("as the weights were trained: antialiased", dict(antialias=True)),
     ("without antialiasing (grid_sample): cells are skipped", dict()),
     ("corners aligned: positions are moved", dict(align_corners=True)),

@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from ...patching.choices import Mode
 from ...patching.install import enable
 from ..contenders import BASELINE
+from ..output import progress
 from .race import WARMUPS, Row, now, rows, turns
 from .workloads import Grid, Workload, coordinates
 
 BACKEND = "inductor"
 Step = Callable[[Any, dict[str, Tensor]], None]  # see ``make_step``
-# Called with the share of a race that was done since its last call.
-Advance = Callable[[float], Any]
 
 
 @dataclass(frozen=True)
@@ -64,27 +63,27 @@ class Steps:
         )
 
 
-def race_eager(steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance) -> list[Row]:
+def race_eager(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row]:
     """Time whole steps of the model, which is switched to a contender before each of them."""
     model = steps.model
     (workload,) = steps.workloads
+    # One batch for all: two times differ by the contender, and by noise.
     batch = random_batch(model, workload.grids(steps.batch), workload.length)
     step = make_step(model, steps.dtype, steps.phase)
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn, name in turns(times, rounds):
-        with chosen(name, model):
-            start = now()
-            step(model, batch)
-            seconds = now() - start
-        if turn >= 0:
-            times[name].append(seconds)
-        advance(1 / len(times) / (WARMUPS + rounds))
+    with progress("timing", len(times) * (WARMUPS + rounds)) as bar:
+        for turn, name in turns(times, rounds):
+            with chosen(name, model):
+                start = now()
+                step(model, batch)
+                seconds = now() - start
+            if turn >= 0:
+                times[name].append(seconds)
+            bar.update()
     return rows(steps.facts("model"), times)
 
 
-def race_compiled(
-    steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance
-) -> list[Row]:
+def race_compiled(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row]:
     """What ``torch.compile`` makes of the model, whose batches have other grids each time.
 
     It is compiled for each contender, which takes the first ``rounds``, compiling included, then as
@@ -97,14 +96,18 @@ def race_compiled(
     step = make_step(steps.model, steps.dtype, steps.phase)
     times = {}
     counted = {}
-    for name in contenders:
-        with chosen(name, steps.model), fresh_inductor_cache():
-            found = count_graphs(steps.model, batches, step, backend=BACKEND)
-        seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
-        first, later = seconds
-        times[name] = later.mean(1).tolist()
-        counted[name] = found | {"first steps": first.numel(), "first steps, s": first.sum().item()}
-        advance(1 / len(contenders))
+    with progress("timing", len(contenders)) as bar:
+        for name in contenders:
+            # What an earlier run has compiled would hide what compiling costs.
+            with chosen(name, steps.model), fresh_inductor_cache():
+                found = count_graphs(steps.model, batches, step, backend=BACKEND)
+            seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
+            first, later = seconds
+            times[name] = later.mean(1).tolist()
+            found["first steps"] = first.numel()
+            found["first steps, s"] = round(first.sum().item(), 2)
+            counted[name] = found
+            bar.update()
     return rows(steps.facts("compiled", counted=counted), times)
 
 
@@ -113,6 +116,7 @@ def _different_batches(steps: Steps, rounds: int) -> list[dict[str, Tensor]]:
     batches = []
     for number in range(rounds):
         for workload in steps.workloads:
+            # A smaller batch begins a larger one, so the last images are new ones.
             grids = workload.grids((number + 1) * steps.batch)[-steps.batch :]
             batches.append(random_batch(steps.model, grids, workload.length))
     return batches
@@ -135,6 +139,7 @@ def count_graphs(
     """
     from torch._dynamo.utils import counters
 
+    # The counters are of the process: what other models left there must not count.
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(model, **options)
@@ -155,6 +160,7 @@ def count_graphs(
 
 def chosen(contender: str, model: Any) -> AbstractContextManager[Any]:
     """Inside, the model computes as the contender does; "stock": with nothing replaced."""
+    # timm's own time is that of timm alone: nothing of ours may be in place.
     if contender == BASELINE:
         return nullcontext()
     return enable(cast(Mode, contender), model=model)
@@ -191,20 +197,18 @@ def make_step(model: Any, dtype: str, phase: str) -> Step:
     device = next(model.parameters()).device.type
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
+    is_training = phase == "train"
 
-    def infer(run: Any, batch: dict[str, Tensor]) -> None:
-        with torch.inference_mode(), autocast():
-            run(batch)
+    def step(run: Any, batch: dict[str, Tensor]) -> None:
+        with torch.inference_mode(not is_training), autocast():
+            out = run(batch)
+        if is_training:
+            out = out.flatten(0, -2)  # (B, classes), or (B*N, C) of a model that pools nothing
+            # Any class will do: a step takes as long, whatever it learns.
+            classes = torch.zeros(len(out), dtype=torch.long, device=device)
+            nn.functional.cross_entropy(out.float(), classes).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    def train(run: Any, batch: dict[str, Tensor]) -> None:
-        with autocast():
-            out = run(batch)  # (B, classes)
-        if out.ndim == 3:  # of a model that pools nothing: (B, N, C)
-            out = out.mean(1)
-        classes = torch.zeros(len(out), dtype=torch.long, device=device)
-        nn.functional.cross_entropy(out.float(), classes).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    model.train(phase == "train")
-    return train if phase == "train" else infer
+    model.train(is_training)
+    return step

@@ -16,6 +16,7 @@ from ..output import number
 Row = dict[str, Any]  # a contender in a race, as result files hold it: see ``rows``
 
 WARMUPS = 1  # rounds that do not count
+TITLE = "{suite} {workload} {phase}, B={batch}, {dtype}, {model}, {device}"
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 HOW_TO_READ = (
     "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range "
@@ -105,6 +106,7 @@ def times_faster(stock: Row, figures: Row) -> str:
     """How many times faster than timm, between which limits; or that it cannot be told."""
     if min(stock["rounds"], figures["rounds"]) < LEAST_ROUNDS:
         return "cannot be told (too few rounds)"
+    # The worst and the best that both medians allow.
     low = stock["low_ms"] / figures["high_ms"]
     high = stock["high_ms"] / figures["low_ms"]
     answer = number(stock["median_ms"] / figures["median_ms"])
@@ -115,27 +117,15 @@ def times_faster(stock: Row, figures: Row) -> str:
 
 def print_race(found: Sequence[Row]) -> None:
     """Print the rows of one race of models under what they share."""
-    first = found[0]
-    about = first["about"]
-    print(
-        f"{first['suite']} {first['workload']} {first['phase']}, B={first['batch']}, "
-        f"{first['dtype']}, {about['model']}, {about['device']}"
-    )
-    stock = {row["contender"]: row for row in found}.get(BASELINE)
-    print(table([_cells(row, stock) for row in found]))
+    by_name = {row["contender"]: row for row in found}
+    lines = []
+    for name, row in by_name.items():
+        cells = {"mode": name, "median ms": number(row["median_ms"]), "rounds": str(row["rounds"])}
+        # Without timm's own time there is nothing to be faster than.
+        if name != BASELINE and BASELINE in by_name:
+            cells[f"times faster than {BASELINE}"] = times_faster(by_name[BASELINE], row)
+        counted = row["about"].get("counted", {}).get(name, {})
+        lines.append(cells | {heading: f"{count:,}" for heading, count in counted.items()})
+    print(TITLE.format(**found[0], **found[0]["about"]))
+    print(table(lines))
     print(flush=True)
-
-
-def _cells(row: Row, stock: Row | None) -> dict[str, str]:
-    """The text of each figure that a row has, under its heading."""
-    name = row["contender"]
-    cells = {
-        "mode": name,
-        "median ms": number(row["median_ms"]),
-        "rounds": str(row["rounds"]),
-    }
-    if stock is not None and row is not stock:
-        cells[f"times faster than {BASELINE}"] = times_faster(stock, row)
-    for heading, count in row["about"].get("counted", {}).get(name, {}).items():
-        cells[heading] = number(count) if isinstance(count, float) else f"{count:,}"
-    return cells

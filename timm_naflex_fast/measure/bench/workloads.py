@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 Grid = tuple[int, int]  # (h, w), in patches
@@ -39,6 +38,7 @@ def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
     """The grid (h, w) of an image, in pixels, in at most ``tokens`` patches, as timm resizes it."""
     from timm.data.naflex_transforms import get_image_size_for_seq
 
+    # timm's own search, so that the grids are those that its loader would make.
     _, (h, w) = get_image_size_for_seq((height, width), patch, tokens)
     return h // patch, w // patch
 
@@ -59,21 +59,18 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
         (B, N, 2), each (y, x), int64.
     """
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
-    cells = [torch.tensor([*product(range(h), range(w))]) for h, w in grids]
-    coord = pad_sequence(cells, batch_first=True)
-    missing = max(0, length - coord.shape[1])
-    return torch.nn.functional.pad(coord, (0, 0, 0, missing))
+    tokens = [h * w for h, w in grids]
+    coord = torch.zeros(len(grids), max(length, *tokens), 2, dtype=torch.long)  # (B, N, 2)
+    # What is left of a sample is padding, which keeps (0, 0).
+    for sample, (h, w) in zip(coord, grids):
+        sample[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+    return coord
 
 
 def siglip_grids(tokens: int) -> Draw:
     """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
-
-    def draw(source: random.Random) -> Grid:
-        return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
-
-    return draw
+    return lambda source: fit_aspect(3 ** source.uniform(-1, 1), tokens)
 
 
 def siglip_workload(tokens: int) -> Workload:

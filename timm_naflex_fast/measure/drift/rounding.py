@@ -38,7 +38,7 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
     absolute = type(tables)(tuple(t.detach().abs().double() for t in tables.without_leading_1))
     spec = resize_spec(embeds, tables, by_flag=embeds.pos_embed_use_grid_sample)
     # Read off the batch: some references round by its longest grid.
-    spec = Coordinates(patch_coord).plan(tokens, spec).spec
+    spec = Coordinates(patch_coord).plan(tokens, spec).how.spec
     sums = []
     for coord in patch_coord.long():
         h, w = (coord.amax(0) + 1).tolist()
