@@ -228,6 +228,9 @@ def main():
     options = parser.parse_args()
     reference = options.reference
     weights_file = options.weights or reference / "weights" / "transformers.safetensors"
+    for file in (reference / "recording.json", weights_file):
+        if not file.is_file():
+            parser.exit(2, f"{file} is not there\n")
 
     about = json.loads((reference / "recording.json").read_text(encoding="utf-8"))
     recorded = read_safetensors(reference / "stages.safetensors")

@@ -131,6 +131,8 @@ def test_the_figures_are_written_as_json(folder, port, tmp_path, compare):
     found = json.loads(file.read_text())
     assert status == 1
     assert found["first"] == "block_0"
+    assert found["command"].startswith("naflex-fast compare ")
+    assert {"commit", "date", "python"} <= set(found)
     assert (found["pictures"], found["precision"], found["not_compared"]) == (4, "float32", [])
     (reason,) = found["reasons"]
     assert reason["known"] and reason["words"].startswith("quick GELU")
@@ -158,6 +160,24 @@ def test_a_page_shows_where_in_the_picture(folder, port, tmp_path, compare):
     assert page.count("<rect ") == h * w + 1
     assert f"row {h - 1}, column {w - 1}: " in page
     assert not re.search(r'(src|href)="', page)
+
+
+def test_a_page_tells_what_its_map_shows_and_the_heading_of_each_cell(
+    folder, port, tmp_path, compare
+):
+    quick_gelu(port, folder)
+    compare(folder, port, "--out", str(tmp_path / "page"))
+    page = (tmp_path / "page" / "compare.html").read_text()
+    assert re.search(r'role="img" aria-label="\d+ rows by \d+ columns; the largest diff', page)
+    assert '<span class="legend">' in page
+    assert page.count('<td data-heading="limit">') == len(tiny_recordings.reference()[1].order)
+
+
+def test_the_kind_of_an_unknown_difference_is_not_called_a_reason(folder, port, compare):
+    spoil(port, "001.block_1", lambda x: 3 * x)
+    _, printed = compare(folder, port)
+    assert "the kind of difference: every number is 3 times the reference's" in printed
+    assert "reason" not in printed
 
 
 def test_a_page_of_a_right_port_has_no_map(folder, port, tmp_path, compare):
@@ -267,6 +287,7 @@ def nan(reference, port):
 
 
 def words(reference, port):
+    empty(reference, port)
     np.save(port / "001.block_1.npy", np.full((35, 32), "text"))
 
 
@@ -279,6 +300,19 @@ def other_pictures(reference, port):
     about = json.loads((port / "recording.json").read_text())
     about["pictures"][0]["sha256"] = "0" * 64
     (port / "recording.json").write_text(json.dumps(about))
+
+
+def files_of_both_kinds(reference, port):
+    np.save(port / "001.block_1.npy", np.zeros((35, 32)))
+
+
+def deeper(reference, port):
+    empty(reference, port)
+    np.save(port / "001.block_11.npy", np.zeros((35, 32)))
+
+
+def doubled_table(reference, port):
+    spoil(port, "table", lambda table: 2 * table)
 
 
 def other_weights(reference, port):
@@ -304,20 +338,24 @@ def truncated_header(reference, port):
 
 
 def truncated_npy(reference, port):
+    empty(reference, port)
     np.save(port / "001.block_1.npy", np.zeros((35, 32)))
     file = port / "001.block_1.npy"
     file.write_bytes(file.read_bytes()[:-100])
 
 
 def unknown_stage(reference, port):
+    empty(reference, port)
     np.save(port / "001.blok_1.npy", np.zeros((35, 32)))
 
 
 def unknown_picture(reference, port):
+    empty(reference, port)
     np.save(port / "004.block_1.npy", np.zeros((35, 32)))
 
 
 def batch_of_another_length(reference, port):
+    empty(reference, port)
     np.save(port / "block_1.npy", np.zeros((3, 36, 32)))
 
 
@@ -340,7 +378,10 @@ UNUSABLE = {
     words: r"001\.block_1 must hold numbers; got dtype <U4",
     half_a_grid: r"001\.grid must be two whole numbers, rows and columns; got \[7\.5 5\. \]",
     other_pictures: r"PORT is a recording of other pictures: record it with the reference's",
-    other_weights: r"PORT is a recording of other weights: its table is another one",
+    other_weights: r"PORT: its table is not the reference's: other weights, or a table that was",
+    doubled_table: r"PORT: its table is not the reference's: other weights, or a table that was",
+    files_of_both_kinds: r"PORT holds stages\.safetensors and 1 \.npy files: remove one of the two",
+    deeper: r"there is no stage 'block_11', as the reference has fewer blocks; valid: grid",
     empty: r"PORT holds no stages: write stages\.safetensors, or 000\.block_0\.npy",
     no_folder: r"PORT is no folder",
     truncated: r"stages\.safetensors is no whole safetensors file \(it ends at byte \d+ of \d+\); w",

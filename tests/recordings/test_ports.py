@@ -67,6 +67,14 @@ def test_from_the_pictures_the_port_in_numpy_is_right_at_every_stage(tmp_path):
     assert rows["pixels"]["largest"] <= GREY_LEVEL
 
 
+def test_the_port_in_numpy_says_in_a_line_that_there_are_no_weights(tmp_path):
+    weights = tmp_path / "weights.safetensors"
+    command = [sys.executable, NUMPY, KIT, tmp_path / "port", "--weights", weights]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, f"{weights} is not there\n")
+    assert not (tmp_path / "port").exists()
+
+
 @pytest.mark.parametrize("port", [IN_NUMPY, IN_JAVASCRIPT])
 def test_a_port_reads_weights_in_bfloat16_and_under_the_names_of_a_whole_model(port, tmp_path):
     halves = {name: one.bfloat16() for name, one in load_file(WEIGHTS).items()}

@@ -6,7 +6,7 @@ It needs neither a model nor torch, so it answers at once.
 import argparse
 from pathlib import Path
 
-from ..measure.output import write_files
+from ..measure.output import origin, write_files
 from ..text_table import table
 from .against import PARTS
 
@@ -46,7 +46,7 @@ def compare(options: argparse.Namespace) -> int:
     print(table([cells(row) for row in comparison.rows()]))
     for sentence in sentences(comparison, reasons):
         print(sentence)
-    options.figures.update(as_json(comparison, reasons))
+    options.figures.update({**origin(options.command), **as_json(comparison, reasons)})
     if options.out:
         folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)

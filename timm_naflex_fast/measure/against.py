@@ -61,6 +61,8 @@ class Against(Compared):
         stage_from: "pictures", or "patches": both towers got the other library's patches.
         pictures: how many were compared.
         reason: the likely one in words, or None.
+        known: whether a known mistake gives these numbers; if not, ``reason`` says by what kind of
+            difference they part.
         heads_are_known: whether something tells the number of attention heads.
         modes: what each one gives.
         verdict: the answer in sentences.
@@ -70,6 +72,7 @@ class Against(Compared):
     stage_from: str
     pictures: int
     reason: str | None
+    known: bool
     heads_are_known: bool
     modes: dict[str, Compared]
     verdict: str = ""
@@ -147,7 +150,8 @@ def against_transformers(
         version=version(LIBRARY),
         stage_from="patches" if same_patches else "pictures",
         pictures=count,
-        reason=reason,
+        reason=None if reason is None else reason.words,
+        known=reason is not None and reason.known,
         heads_are_known=heads_are_known,
         modes=modes,
     )
@@ -191,7 +195,7 @@ def _without_read(stages: Stages) -> Stages:
 
 def _reason(
     source: Source, timms: Pipeline, stage: str, picture: Any, right: Stages, own: Stages
-) -> str | None:
+) -> Reason | None:
     """Why timm's own code parts from the source at a stage, by one picture's stages of both.
 
     It can be timm's, or the other library's: its settings are those of other weights, say. So first
@@ -202,17 +206,15 @@ def _reason(
         return timm_pipeline(one, source.max_patches)
 
     reason = _compare_one(source, picture, stage, own)
-    if reason is None:
-        return None
-    if reason.known:
-        return reason.words
+    if reason is None or reason.known:
+        return reason
     # Where a picture is read right, both towers begin with the other library's pixels.
     read = timms.read if stage in READ else source.pipeline.read
     exchanged = replace(source, pipeline=Pipeline(read, timms.tower), twin=as_timm_is)
     other = _compare_one(exchanged, picture, stage, right)
     if other is not None and other.known:
-        return f"{LIBRARY} gives what timm would with this: {other.words}"
-    return reason.words
+        return replace(other, words=f"{LIBRARY} gives what timm would with this: {other.words}")
+    return reason
 
 
 def _compare_one(source: Source, picture: Any, stage: str, port: Stages) -> Reason | None:
@@ -236,7 +238,8 @@ def verdict(found: Against) -> str:
     """The answer in sentences: where timm's own code parts from the library, then each mode."""
     text = f"timm and {found.library} {found.version} {_parting(found, found.pictures)}"
     if found.reason:
-        text += f"; the likely reason: {found.reason}"
+        kind = "the likely reason" if found.known else "the kind of difference"
+        text += f"; {kind}: {found.reason}"
     text += "."
     for mode, one in found.modes.items():
         if one.first != found.first:

@@ -152,13 +152,20 @@ def provenance(command: str) -> dict[str, Any]:
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return {
+        **origin(command),
+        "machine": machine,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+    }
+
+
+def origin(command: str) -> dict[str, str]:
+    """What of ``provenance`` is known without torch."""
+    return {
         "command": printable(command),
         **code_version(),
         "date": datetime.date.today().isoformat(),
-        "machine": machine,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .conventions import resampled
 from .format import FROM_REFERENCE, PRECISIONS, Array, Recording, Stages
-from .kinds import kind_of
+from .kinds import kind_of, place_of
 
 PIXELS_ARE_ONES = ("grid", "pixels")  # their differences are no shares
 GREY_LEVEL = 2 / 255
@@ -250,18 +250,14 @@ class Reason:
     limit: float = 0.0
 
 
-def known_mistake(
-    comparison: Comparison,
-    row: Row,
-    picture: int,
-    reference: Stages,
-    port: Stages,
-    candidates: Candidates,
+def nearest_mistake(
+    row: Row, picture: int, reference: Stages, port: Stages, candidates: Candidates
 ) -> Reason | None:
-    """The known mistake whose numbers a port has, if there is one.
+    """The known mistake whose numbers are much nearer to a port's than the reference's are.
+
+    It is known to be the reason where the port has its numbers; else something else is wrong too.
 
     Args:
-        comparison: of all pictures.
         row: the stage at which the port parts.
         picture: the number of one that parts there.
         reference: its stages.
@@ -282,15 +278,23 @@ def known_mistake(
         return None
 
     distance, words, mistaken = best
+    left = 0.0
+    if ours.shape == theirs.shape:
+        left = distance / _distance(ours, theirs)
+    if left >= MUCH_NEARER:
+        return None
     scale = scale_of(stage, reference)
     error = float(np.abs(ours - mistaken).max()) / scale
     # A mistake can make numbers larger, and their rounding with them.
     growth = max(1.0, float(np.abs(mistaken).max()) / scale)
     limit = ROOM * row.limit * growth
-    is_nearer = ours.shape != theirs.shape or distance < MUCH_NEARER * _distance(ours, theirs)
-    if error <= limit and is_nearer:
+    if error <= limit:
         return Reason(row.stage, picture, words, True, error, limit)
-    return None
+    words = (
+        f"the nearest known mistake explains {100 * (1 - left):.0f} % of the difference ({words}), "
+        "so something else is wrong at this stage too"
+    )
+    return Reason(row.stage, picture, words, False, error, limit)
 
 
 def _as_if(port: Stages, reference: Stages, stage: str, numbers: Array) -> Stages:
@@ -352,22 +356,25 @@ def _reason(
     places = [row]
     if not row.stage.endswith(FROM_REFERENCE):
         places += [one for one in rows[rows.index(row) + 1 :] if one.stage in reference.order]
+    nearest = ""
     for place in places:
         for picture in place.parting:
             own, port = reference.stages[picture], ports[picture]
             candidates = recorded_mistakes(reference, row.stage, place.stage, picture)
-            found = known_mistake(comparison, place, picture, own, port, candidates)
-            if found:
+            found = nearest_mistake(place, picture, own, port, candidates)
+            if found and found.known:
                 return replace(found, stage=row.stage)
+            if found and place == row:
+                nearest = nearest or found.words
     for picture in row.parting:
         own, port = reference.stages[picture], ports[picture]
         candidates = other_conventions(reference, row.stage, picture)
-        found = known_mistake(comparison, row, picture, own, port, candidates)
-        if found:
+        found = nearest_mistake(row, picture, own, port, candidates)
+        if found and found.known:
             return found
     picture, *_ = row.parting
-    own = reference.stages[picture]
-    return describe(row, picture, own, ports[picture], which_pictures(reference, row))
+    where = which_pictures(reference, row)
+    return describe(row, picture, reference.stages[picture], ports[picture], where, nearest)
 
 
 def _mistaken_grid(row: Row, reference: Recording, ports: Sequence[Stages]) -> Reason | None:
@@ -389,18 +396,25 @@ def _mistaken_grid(row: Row, reference: Recording, ports: Sequence[Stages]) -> R
     return best and best[1]
 
 
-def describe(row: Row, picture: int, reference: Stages, port: Stages, where: str = "") -> Reason:
+def describe(
+    row: Row, picture: int, reference: Stages, port: Stages, where: str = "", nearest: str = ""
+) -> Reason:
     """By what kind of difference a port parts at a stage, where no known mistake explains it.
 
-    ``where``: in words, which pictures part.
+    ``where``: in words, which pictures part. ``nearest``: in words, the nearest known mistake.
     """
     stage = row.stage.removesuffix(FROM_REFERENCE)
     ours, theirs = numbers_of(row.stage, port, reference)
     scale = scale_of(stage, reference)
-    words = kind_of(stage, ours, theirs, reference, row.limit * scale)
+    limit = row.limit * scale
+    words = kind_of(stage, ours, theirs, reference, limit)
+    words = words or nearest or place_of(ours, theirs, limit)
     if where.endswith(WITH_PADDING):
         words = f"{words}; padding plays a part: is it masked?"
-    return Reason(row.stage, picture, f"{words}{where}", False)
+    known = "no known mistake gives these numbers"
+    if stage.startswith("block_"):
+        known = f"{known}; mistakes of a block are known as made in every block"
+    return Reason(row.stage, picture, f"{words}{where} ({known})", False)
 
 
 def recorded_mistakes(reference: Recording, first: str, name: str, picture: int) -> Candidates:

@@ -34,6 +34,8 @@ passes, which moves a pixel by less than 1.5 levels. Pixels reach from -1 to 1."
 EMBEDDINGS = 2e-6
 LATER = 2e-5
 """What float32 may move a number by, as a share of the stage's largest: embeddings, what follows."""
+HALF_PRECISION = 2**-8
+"""What bfloat16 may move a number of the table by, as a share of the largest."""
 
 NUMBER_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BF16": "<u2"}
 LAYOUTS = {
@@ -209,24 +211,32 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
 
     Raises:
         Unusable: no stage is there, or one has another name, shape, or numbers that are not finite;
-            or it is a recording of other pictures or weights.
+            it holds files of both kinds; or it is of other pictures or weights.
     """
     if not folder.is_dir():
         raise Unusable(f"{folder} is no folder")
-    is_recording = (folder / "recording.json").is_file()
-    if is_recording:
+    if (folder / "recording.json").is_file():
         _check_same(read_about(folder), reference.about, folder)
     found: dict[str, Array] = {}
+    files = sorted(folder.glob("*.npy"))
     if (folder / "stages.safetensors").is_file():
+        if files:
+            raise Unusable(
+                f"{folder} holds stages.safetensors and {len(files)} .npy files: remove one of the "
+                "two, which may be of an older run"
+            )
         found = read_safetensors(folder / "stages.safetensors")
-    for file in sorted(folder.glob("*.npy")):
+    for file in files:
         try:
             found[file.stem] = np.load(file, allow_pickle=False)
         except (ValueError, OSError, EOFError) as problem:
             raise Unusable(f"{file} is no whole .npy file ({problem})") from problem
     table = found.pop(TABLE, None)
-    if is_recording and not _is_same_table(table, reference.table):
-        raise Unusable(f"{folder} is a recording of other weights: its table is another one")
+    if not _is_same_table(table, reference.table):
+        raise Unusable(
+            f"{folder}: its table is not the reference's: other weights, or a table that was read "
+            "wrongly; without it, the stages are compared"
+        )
     if not found:
         raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
     sizes = [picture["grid"] for picture in reference.about["pictures"]]
@@ -250,7 +260,7 @@ def _is_same_table(table: Array | None, reference: Array | None) -> bool:
         return True
     if table.shape != reference.shape:
         return False
-    return bool(np.abs(table - reference).max() <= 0.01 * np.abs(reference).max())
+    return bool(np.abs(table - reference).max() <= HALF_PRECISION * np.abs(reference).max())
 
 
 def split_pictures(
@@ -269,9 +279,12 @@ def split_pictures(
         assert match  # the pattern takes every name
         picture, stage, suffix = match.groups(default="")
         if stage not in order:
+            hint = did_you_mean(stage, order)
+            block = re.match(r"block_\d+", stage)
+            if block and block[0] not in order:
+                hint = ", as the reference has fewer blocks"
             raise Unusable(
-                f"{folder}: there is no stage {stage!r}{did_you_mean(stage, order)}; valid: "
-                f"{', '.join(order)}"
+                f"{folder}: there is no stage {stage!r}{hint}; valid: {', '.join(order)}"
             )
         if picture:
             if int(picture) >= len(sizes):

@@ -51,7 +51,7 @@ def sentences(comparison: Comparison, reasons: Sequence[Reason]) -> list[str]:
         )
     for reason in reasons:
         at = "" if first is not None and reason.stage == first.stage else f" at {reason.stage}"
-        kind = "no likely reason"
+        kind = "the kind of difference"
         how_near = ""
         if reason.known:
             kind = "the likely reason"
@@ -100,6 +100,13 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--faint); text-align
 td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } .parts td { font-weight: 600; }
 svg { width: 100%; max-width: 30rem; max-height: 30rem; }
+.legend { width: 10rem; height: .7rem; border: 1px solid var(--soft); display: inline-block;
+  background: linear-gradient(to right, transparent, #d1422f); }
+@media (max-width: 48rem) {
+  thead { display: none; } tr { display: block; padding: .5rem 0; border-bottom: 2px solid var(--faint); }
+  td { display: flex; justify-content: space-between; border: 0; padding: .1rem 0; }
+  td::before { content: attr(data-heading); color: var(--soft); font-weight: 400; }
+}
 """
 
 
@@ -116,8 +123,11 @@ def page(
     lines = []
     for row in rows:
         kind = ' class="parts"' if row.parting else ""
-        texts = "".join(f"<td>{html.escape(text)}</td>" for text in cells(row).values())
-        lines.append(f"<tr{kind}>{texts}</tr>")
+        texts = []
+        for heading, text in cells(row).items():
+            # On a narrow screen each cell is a line, under the heading that it carries.
+            texts.append(f'<td data-heading="{heading}">{html.escape(text)}</td>')
+        lines.append(f"<tr{kind}>{''.join(texts)}</tr>")
     said = [html.escape(text) for text in sentences(comparison, reasons)]
     paragraphs = "".join(f"<p>{text}.</p>" for text in said)
     return f"""<!doctype html>
@@ -149,7 +159,8 @@ def _where(comparison: Comparison, reference: Recording, ports: Sequence[Stages]
     name = html.escape(str(reference.about["pictures"][picture].get("name", "")))
     return f"""<h2>Where in the picture</h2>
 <p class="soft">Picture {picture:03} {name}: the largest difference of each of {grid[0]} x {grid[1]} tokens at
-{first.stage}. From none (empty) to {largest.max():.2g} (full).</p>
+{first.stage}.</p>
+<p class="soft">0 <span class="legend"></span> {largest.max():.2g}</p>
 {_map(largest)}"""
 
 
@@ -164,6 +175,9 @@ def _map(values: Array) -> str:
             f"<title>row {y}, column {x}: {values[y, x]:.2g}</title></rect>"
         )
     frame = f'<rect width="{w}" height="{h}" fill="none" stroke="#7d8590" stroke-width="0.05"/>'
+    y, x = np.unravel_index(values.argmax(), values.shape)
+    label = f"{h} rows by {w} columns; the largest difference is at row {y}, column {x}"
     return (
-        f'<svg viewBox="-0.1 -0.1 {w + 0.2} {h + 0.2}" role="img">{"".join(squares)}{frame}</svg>'
+        f'<svg viewBox="-0.1 -0.1 {w + 0.2} {h + 0.2}" role="img" aria-label="{label}">'
+        f"{''.join(squares)}{frame}</svg>"
     )
