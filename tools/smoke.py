@@ -4,6 +4,7 @@ It runs under -O too, so nothing here is an assert.
 """
 
 import sys
+from importlib.metadata import distribution
 
 import timm
 import torch
@@ -42,4 +43,22 @@ if timm_naflex_fast.status().replaced:
     sys.exit("smoke: timm is not as it was")
 
 version = timm_naflex_fast.__version__
+
+# What the wheel says of itself, and what lies in it.
+wheel = distribution("timm_naflex_fast")
+files = {str(file) for file in wheel.files or []}
+folders = {file.split("/")[0] for file in files}
+checks = {
+    "version": wheel.version == version,
+    "description": bool(wheel.metadata.get_payload()),
+    "licence": wheel.metadata["License-Expression"] == "Apache-2.0",
+    "licence's text": any(file.endswith("licenses/LICENSE") for file in files),
+    "naflex-fast": "naflex-fast" in wheel.entry_points.names,
+    "py.typed": "timm_naflex_fast/py.typed" in files,
+    "no other folder": folders.isdisjoint({"tests", "recordings", "results", "docs", "tools"}),
+}
+for name, right in checks.items():
+    if not right:
+        sys.exit(f"smoke: the wheel is wrong in: {name}")
+
 print(f"smoke: timm_naflex_fast {version} from {timm_naflex_fast.__path__[0]} works")
