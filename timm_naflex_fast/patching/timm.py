@@ -1,7 +1,8 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
-Each hands its call to ``serve``, which asks ``REPLACEMENTS`` at the end of the file. In older releases of timm a position table has neither an ``antialias`` nor an
-``align_corners`` setting, and an interpolator no ``resampler``.
+Each hands its call to ``serve``, which asks ``REPLACEMENTS`` at the end of the file. In older
+releases of timm a position table has neither an ``antialias`` nor an ``align_corners`` setting, and
+an interpolator no ``resampler``.
 """
 
 from collections.abc import Callable, Iterable
