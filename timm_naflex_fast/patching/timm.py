@@ -5,6 +5,9 @@ releases of timm a position table has neither an ``antialias`` nor an ``align_co
 an interpolator no ``resampler``.
 """
 
+# The compiler of older torch cannot evaluate the annotations of functions inside functions.
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

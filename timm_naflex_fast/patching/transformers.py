@@ -8,6 +8,9 @@ PyTorch's antialiased resize to width 1 misreads the memory layout that it hands
 right.
 """
 
+# The compiler of older torch cannot evaluate the annotations of functions inside functions.
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
