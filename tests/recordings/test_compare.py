@@ -337,6 +337,32 @@ def test_of_two_mistakes_at_one_stage_the_nearest_is_no_reason(reference):
     )
 
 
+def test_a_later_stage_does_not_hide_the_second_of_two_mistakes(reference):
+    """Bicubic; and blue, green, red, whose end is nearly that of both. There limits are wide."""
+    entries = {one["name"]: one["picture"] for one in reference.about["mistakes"]}
+    picture = entries["bgr"]
+    assert entries["bicubic"] == picture
+    pixels = reference.mistakes[f"bicubic/{picture:03}.pixels"]
+    both = pixels.reshape(len(pixels), -1, 3)[..., ::-1].reshape(pixels.shape)
+    ports = [{} for _ in reference.stages]
+    ports[picture] = {"pixels": both, "pooled": reference.mistakes[f"bgr/{picture:03}.pooled"]}
+    _, (reason,) = compare_recordings(reference, ports)
+    assert reason.stage == "pixels"
+    assert not reason.known
+
+
+def test_a_mistake_of_the_patch_kernel_is_known_at_the_patch_embedding_alone(reference):
+    (picture,) = [
+        one["picture"] for one in reference.about["mistakes"] if one["name"] == "kernel_cyx"
+    ]
+    ports = [{} for _ in reference.stages]
+    mistaken = reference.mistakes[f"kernel_cyx/{picture:03}.patch_embedding"]
+    ports[picture] = {"patch_embedding": mistaken}
+    _, (reason,) = compare_recordings(reference, ports)
+    assert reason.known
+    assert reason.words == "the patch kernel is laid out in the order (channel, y, x)"
+
+
 def test_a_convention_is_named_and_no_other(reference):
     own = reference.stages[2]
     grid = [(1, *map(int, own["grid"]))]

@@ -287,7 +287,9 @@ def nearest_mistake(
     error = float(np.abs(ours - mistaken).max()) / scale
     # A mistake can make numbers larger, and their rounding with them.
     growth = max(1.0, float(np.abs(mistaken).max()) / scale)
-    limit = ROOM * row.limit * growth
+    limit = row.limit * growth
+    if stage not in PIXELS_ARE_ONES:  # whose limit is two grey levels already
+        limit *= ROOM
     if error <= limit:
         return Reason(row.stage, picture, words, True, error, limit)
     words = (
@@ -298,11 +300,11 @@ def nearest_mistake(
 
 
 def _as_if(port: Stages, reference: Stages, stage: str, numbers: Array) -> Stages:
-    """The reference's stages with one mistaken; with a patch embedding where the port has one."""
-    stages = {stage: numbers}
-    if "patch_embedding" in port and "patch_embedding" in reference:
-        stages["patch_embedding"] = reference["patch_embedding"]
-    return stages
+    """The mistaken stage; with the reference's patch embedding where the port has one."""
+    before = "patch_embedding"
+    if stage == "position_embedding" and before in port and before in reference:
+        return {before: reference[before], stage: numbers}
+    return {stage: numbers}
 
 
 def _distance(ours: Array, theirs: Array) -> float:
@@ -360,7 +362,7 @@ def _reason(
     for place in places:
         for picture in place.parting:
             own, port = reference.stages[picture], ports[picture]
-            candidates = recorded_mistakes(reference, row.stage, place.stage, picture)
+            candidates = recorded_mistakes(reference, row.stage, place.stage, picture, port)
             found = nearest_mistake(place, picture, own, port, candidates)
             if found and found.known:
                 return replace(found, stage=row.stage)
@@ -417,17 +419,27 @@ def describe(
     return Reason(row.stage, picture, f"{words}{where} ({known})", False)
 
 
-def recorded_mistakes(reference: Recording, first: str, name: str, picture: int) -> Candidates:
+def recorded_mistakes(
+    reference: Recording, first: str, name: str, picture: int, port: Stages
+) -> Candidates:
     """The recorded mistakes at a stage of a picture: words and numbers.
 
-    Only those that can be why a port parts at the stage ``first``: none that shows later.
+    Only those that can be why a port parts at the stage ``first``: none that shows later. And only
+    those that show at no earlier stage that the port wrote. There they did not give its numbers, and
+    later limits are wider: they would hide a second mistake.
     """
     stage = name.removesuffix(FROM_REFERENCE)
     latest = reference.order.index(first.removesuffix(FROM_REFERENCE))
+    earlier = [one for one in reference.order[: reference.order.index(stage)] if one in port]
     for mistake in reference.about.get("mistakes", ()):
-        key = f"{mistake['name']}/{picture:03}.{stage}"
-        if key in reference.mistakes and reference.order.index(mistake["stage"]) <= latest:
-            yield mistake["words"], reference.mistakes[key]
+        shown = f"{mistake['name']}/{picture:03}"
+        if f"{shown}.{stage}" not in reference.mistakes:
+            continue
+        if reference.order.index(mistake["stage"]) > latest:
+            continue
+        is_isolated = name != stage
+        if is_isolated or not any(f"{shown}.{one}" in reference.mistakes for one in earlier):
+            yield mistake["words"], reference.mistakes[f"{shown}.{stage}"]
 
 
 def other_conventions(reference: Recording, name: str, picture: int) -> Candidates:
