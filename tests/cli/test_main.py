@@ -161,7 +161,7 @@ def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     say = (
         "import sys; from timm_naflex_fast.cli import main as cli; sys.argv[1:] = ['info'];"
-        "cli.call = lambda *_: print(sys.getfilesystemencoding()) or 0; sys.exit(cli.main())"
+        "cli.call = lambda *_: print(sys.getfilesystemencoding()) or 0; sys.exit(main())"
     )
     run = subprocess.run(
         [sys.executable, "-c", say], env={**os.environ, **plain}, capture_output=True, text=True
@@ -192,3 +192,16 @@ def test_what_a_stopped_command_has_found_is_in_its_file(tmp_path):
 def test_figures_that_nobody_asked_for_are_not_written(capsys):
     call("naflex-fast", found, argparse.Namespace(json=None))
     assert capsys.readouterr().out == "words\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("drift", "--contenders"), ("bench", "--contenders"), ("record --out new", "--contender")],
+)
+def test_the_older_name_of_modes_works_and_no_help_names_it(command, option, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), option, "nope"])
+    assert f"argument {option}: invalid choice: 'nope'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([command.split()[0], "--help"])
+    assert "contender" not in capsys.readouterr().out
