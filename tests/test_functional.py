@@ -129,6 +129,27 @@ def test_a_table_elsewhere_than_the_tokens_is_named():
     add_factorized("^table_x must be on the device of x", table_x=LINE.to("meta"))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        fast.add_pos_embed_,
+        fast.add_factorized_pos_embed_,
+        fast.resample_pos_embed,
+        fast.resample_pos_embeds,
+        fast.resample_patch_kernel,
+    ],
+)
+def test_on_the_device_meta_a_result_has_its_shape_and_dtype(function):
+    want = function(**complete(function))
+    arguments = complete(function)
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            arguments[name] = value.to("meta")
+    got = function(**arguments)
+    assert got.is_meta
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+
+
 def test_every_other_kind_of_tokens_is_named():
     for name, x in kinds(torch.ones(2, 6, 4)):
         with pytest.raises(ValueError, match=f"^x must be .*{name}"):

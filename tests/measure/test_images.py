@@ -142,6 +142,18 @@ def test_links_that_are_not_followed_are_named(photos, tmp_path):
     assert [line.split(":")[0] for line in left_out] == [f"{photos}/linked", "dead.png"]
 
 
+def test_a_named_pipe_is_left_out_and_named(photos):
+    os.mkfifo(photos / "pipe.png")
+    (photos / "linked.png").symlink_to("pipe.png")
+    left_out = []
+    assert len(image_files(photos, left_out)) == 4
+    message = "not a regular file"
+    assert sorted(left_out) == [
+        f"{photos}/linked.png: {message}",
+        f"{photos}/pipe.png: {message}",
+    ]
+
+
 def test_a_folder_that_cannot_be_read_is_named(photos, monkeypatch):
     (photos / "sub").mkdir()
     (photos / "sub" / "e.png").touch()

@@ -194,6 +194,28 @@ def test_a_subclass_that_hides_ours_is_named_and_an_error_under_strict_where_a_m
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("before", ["covered", "one model"])
+def test_what_one_module_has_of_its_own_is_named_though_ours_is_in_place_already(
+    before, monkeypatch
+):
+    model = small_vit()
+    if before == "covered":
+        # Ours stays under what another has put over it.
+        enable()
+        ours = vars(NaFlexEmbeds)[LEARNED]
+        cover = lambda self, x, patch_coord: ours(self, x, patch_coord)
+        monkeypatch.setattr(NaFlexEmbeds, LEARNED, cover)
+        disable()
+    other = small_vit()
+    name = "_apply_learned_pos_embed"
+    monkeypatch.setattr(other.embeds, name, lambda x, grid_size: None)
+    if before == "one model":
+        enable(model=model)
+    with pytest.raises(RuntimeError, match=f"one NaFlexEmbeds.{name} is "):
+        enable(strict=True)
+
+
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
 @pytest.mark.parametrize("order", [("timm", "transformers"), ("transformers", "timm")])
 def test_of_several_libraries_all_are_checked_before_the_first_is_changed(order, monkeypatch):

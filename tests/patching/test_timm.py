@@ -100,6 +100,19 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(mon
     assert torch.equal(ours(weight, [6, 10]), want)  # when it is no longer in place
 
 
+def test_a_method_adds_its_own_tables_whatever_the_type_of_the_embeddings_is_called():
+    """A subclass may call timm's methods under a type of its own."""
+    embeds = small_vit().embeds
+    want = torch.zeros(2, 6, 32)
+    embeds._apply_learned_naflex_pos_embed(want, COORD)
+    embeds.pos_embed_type = "own"
+    for mode in ("stock", "matmul"):
+        got = torch.zeros(2, 6, 32)
+        with torch.no_grad(), running(pos_embed=mode):
+            embeds._apply_learned_naflex_pos_embed(got, COORD)
+        assert relative(got, want) <= 2e-6
+
+
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses constants")
 def test_exports_at_a_fixed_size(model):
     with running(model=model, component="patch_embed"), torch.no_grad():

@@ -246,6 +246,18 @@ def test_what_stays_with_transformers(kind, monkeypatch):
         assert status().fallbacks == {f"{name} (not the library's own)": 1}
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_a_hook_has_not_implemented_is_no_operator_that_a_device_lacks(strict):
+    model = made("siglip2")
+    hook = Mock(side_effect=NotImplementedError("by the user"))
+    model[0].patch_embedding.register_forward_pre_hook(hook)
+    with enable(library="transformers", strict=strict):
+        with pytest.raises(NotImplementedError, match="by the user"):
+            embed("siglip2", model)
+        assert hook.call_count == 1
+        assert status().fallbacks == {}
+
+
 TIMM_ALONE = """
 import sys, timm, timm_naflex_fast as fast
 model = timm.create_model("naflexvit_base_patch16_gap", depth=1)

@@ -32,7 +32,8 @@ SIDEWAYS = (5, 6, 7, 8)  # the orientations with which height and width change p
 def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
     """The image files under ``folder``, in the order of their paths.
 
-    Folders that cannot be read and links to folders go to ``skipped``, each with the reason.
+    Folders that cannot be read, links to folders and what is no regular file, such as a named pipe,
+    go to ``skipped``, each with the reason.
 
     Raises:
         ValueError: not a folder, or no image in it.
@@ -45,8 +46,15 @@ def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
             if path.is_symlink():
                 skipped.append(printable(f"{path}: a link to a folder is not followed"))
         for name in names:
-            if name.lower().endswith(SUFFIXES):
-                found.append(Path(place, name))
+            path = Path(place, name)
+            if not name.lower().endswith(SUFFIXES):
+                continue
+            # A link that leads nowhere is an error that its reader gets, but whoever opens a named
+            # pipe waits.
+            if os.path.exists(path) and not os.path.isfile(path):
+                skipped.append(printable(f"{path}: not a regular file"))
+            else:
+                found.append(path)
     if not found:
         reasons = "".join(f"; {line}" for line in skipped)
         raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)}){reasons}")

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..batch.checks import check_interpolation, check_numbers, check_size
 from ..resampling.kept import kept_by_arguments, kept_of, pinned, watched, without_autograd
 from ..resampling.matrices import axis_matrix
-from ..resampling.precision import has_float64, product
+from ..resampling.precision import has_float64, is_autocast_on, product
 from ..resampling.spec import LOOP, ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
@@ -61,7 +61,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
     """
     if x.dtype is torch.float64:
         return x.dtype
-    is_lowered = torch.is_autocast_enabled(x.device.type) or _tf32_allowed()
+    is_lowered = is_autocast_on(x.device) or _tf32_allowed()
     return torch.float64 if is_lowered and has_float64(x.device) else torch.float32
 
 

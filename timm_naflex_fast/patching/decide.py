@@ -113,11 +113,11 @@ def by_ours(
     try:
         return ours(strategy, tables, context)
     except NotImplementedError as error:
-        if not tensors:
-            raise
+        # PyTorch names the operator; any other is an error of the user's, as of a hook.
         named = re.search(r"aten[.:]+\w+", str(error))
-        operator = "an operator" if named is None else named.group()
-        return f"a device ({tensors[0].device.type}) without {operator}"
+        if named is None or not tensors:
+            raise
+        return f"a device ({tensors[0].device.type}) without {named.group()}"
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard

@@ -110,8 +110,9 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
         classes = classes_of(library)
         if strict:
             gc.collect()  # a module with hooks refers to itself, and may be there unused
-        # All objects are searched when ours is put on, and not again while it is there.
-        if not library.is_patched:
+        # All objects are searched for the first choice for every model, and not again while one
+        # holds.
+        if settings_for(None, library) == STOCK:
             known_modules.update(instances_of(classes))
         if strict:
             # Not a derived class that nobody uses.

@@ -1,7 +1,8 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
-Each hands its call to ``serve``, which asks ``REPLACEMENTS`` at the end of the file. In older releases of timm a position table has neither an ``antialias`` nor an
-``align_corners`` setting, and an interpolator no ``resampler``.
+Each hands its call to ``serve``, which asks ``REPLACEMENTS`` at the end of the file. In older
+releases of timm a position table has neither an ``antialias`` nor an ``align_corners`` setting, and
+an interpolator no ``resampler``.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,29 +44,29 @@ TABLES: dict[str, tuple[type[Tables], tuple[str, ...]]] = {
 
 
 # Two functions, because ``releases`` compares the names of their arguments with those of timm's.
-def _by_coordinates(key: Key) -> Callable[..., None]:
+def _by_coordinates(key: Key, table_type: str) -> Callable[..., None]:
     """The replacement of a method for NaFlex batches."""
 
     def add_by_coordinates(self: Any, x: Tensor, patch_coord: Tensor) -> None:
         """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-        _add(key, self, x, patch_coord)
+        _add(key, table_type, self, x, patch_coord)
 
     return add_by_coordinates
 
 
-def _by_grid_size(key: Key) -> Callable[..., None]:
+def _by_grid_size(key: Key, table_type: str) -> Callable[..., None]:
     """The replacement of a method for plain images."""
 
     def add_by_grid_size(self: Any, x: Tensor, grid_size: Any) -> None:
         """Modifications: the chosen strategy, "matmul" for "grid_sample"; two products in a graph."""
-        _add(key, self, x, grid_size)
+        _add(key, table_type, self, x, grid_size)
 
     return add_by_grid_size
 
 
-def _add(key: Key, embeds: Any, x: Tensor, layout: Any) -> None:
+def _add(key: Key, table_type: str, embeds: Any, x: Tensor, layout: Any) -> None:
     """Add the tables, resampled as chosen."""
-    kind, names = TABLES[embeds.pos_embed_type]
+    kind, names = TABLES[table_type]
 
     def ours(strategy_name: str, values: tuple[Tensor, ...], context: Context) -> str | None:
         strategy = STRATEGIES[strategy_name]
@@ -218,18 +219,18 @@ for _type in TABLES:
     _plain = EMBEDS, f"_apply_{_type}_pos_embed"
     REPLACEMENTS[_naflex] = Replacement(
         component="pos_embed",
-        function=_by_coordinates(_naflex),
+        function=_by_coordinates(_naflex, _type),
         strategies=BATCH_STRATEGIES,
         own={"grid_sample": _sampled},
     )
     REPLACEMENTS[_sampled] = Replacement(
         component="pos_embed",
-        function=_by_coordinates(_sampled),
+        function=_by_coordinates(_sampled, _type),
         strategies=FLAG_STRATEGIES,
     )
     REPLACEMENTS[_plain] = Replacement(
         component="pos_embed",
-        function=_by_grid_size(_plain),
+        function=_by_grid_size(_plain, _type),
         strategies=IMAGE_STRATEGIES,
     )
 REPLACEMENTS |= {

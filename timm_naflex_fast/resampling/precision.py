@@ -26,12 +26,17 @@ def unrounded_dtype(table: Tensor) -> torch.dtype:
     return torch.float32
 
 
+def is_autocast_on(device: torch.device) -> bool:
+    """Whether autocast is on. PyTorch has none, and no answer, for meta, which computes shapes."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A region in which autocast rounds nothing on this device.
 
     An exported program keeps the region: it may run under autocast.
     """
-    if is_exported() or torch.is_autocast_enabled(device.type):
+    if is_exported() or is_autocast_on(device):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
