@@ -161,7 +161,7 @@ def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     say = (
         "import sys; from timm_naflex_fast.cli import main as cli; sys.argv[1:] = ['info'];"
-        "cli.call = lambda *_: print(sys.getfilesystemencoding()) or 0; sys.exit(main())"
+        "cli.call = lambda *_: print(sys.getfilesystemencoding()) or 0; sys.exit(cli.main())"
     )
     run = subprocess.run(
         [sys.executable, "-c", say], env={**os.environ, **plain}, capture_output=True, text=True
