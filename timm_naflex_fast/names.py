@@ -1,6 +1,8 @@
 """The names that options, errors and pages use.
 
 Nothing here needs torch: ``--help`` answers without it.
+
+Tests: tests/cli/test_errors_first.py.
 """
 
 import difflib

@@ -9,6 +9,8 @@
   weights that are read off ``F.grid_sample`` at timm's positions.
 
 The gradient needs no strategy: it is the tables' own (``resampling/tables.py``), one for all.
+
+Tests: tests/contract/test_backends.py.
 """
 
 from collections.abc import Callable, Iterable

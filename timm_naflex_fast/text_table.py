@@ -1,4 +1,7 @@
-"""Tables of text, for terminals."""
+"""Tables of text, for terminals.
+
+Tests: tests/measure/test_files.py.
+"""
 
 import re
 import shutil

@@ -3,6 +3,8 @@
 PyTorch's own ``torch.compiler.is_compiling()`` is one flag for the whole process: it is also true
 in a thread that merely runs a model while another thread compiles. So this file asks what belongs
 to the thread, wherever PyTorch tells.
+
+Tests: tests/behaviour/test_transforms.py.
 """
 
 from collections.abc import Callable

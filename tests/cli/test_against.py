@@ -49,7 +49,7 @@ def test_the_report_names_the_first_stage_and_the_likely_reason(weights, photos,
 def test_what_mends_it_mends_it(mend, weights, photos, tmp_path, capsys):
     file = tmp_path / "figures.json"
     given = ["drift", *MODEL, "--checkpoint", weights, "--images", str(photos), *mend.split()]
-    given += "--contenders matmul --max-seq-len 64 --against transformers --json".split()
+    given += "--modes matmul --max-seq-len 64 --against transformers --json".split()
     assert cli.main([*given, str(file)]) == 0
     assert "part nowhere on 4 pictures" in capsys.readouterr().out
     against = json.loads(file.read_text())["against"]

@@ -59,7 +59,7 @@ def test_json_on_stdout_is_one_object(capsys):
 @ran("grid_sample")
 def test_the_grids_are_those_of_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
-    options = "--batch-size 2 --max-seq-len 16 --phase infer --contenders grid_sample --rounds 1"
+    options = "--batch-size 2 --max-seq-len 16 --phase infer --modes grid_sample --rounds 1"
     assert bench(f"{options} --sizes-from", photos) == 0
     out, err = capsys.readouterr()
     assert err.startswith("skipped, not readable as images: 1 (bad.png: ")

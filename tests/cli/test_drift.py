@@ -73,7 +73,7 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
 
 @ran("matmul")
 def test_with_json_on_stdout_the_words_go_to_stderr(photos, capsys):
-    given = ["drift", *SMALL, "--images", str(photos), "--contenders", "matmul", "--json", "-"]
+    given = ["drift", *SMALL, "--images", str(photos), "--modes", "matmul", "--json", "-"]
     assert cli.main(given) == 0
     out, err = capsys.readouterr()
     assert set(json.loads(out)["survey"]["drift"]) == {"stock", "matmul"}
@@ -83,6 +83,6 @@ def test_with_json_on_stdout_the_words_go_to_stderr(photos, capsys):
 @ran("matmul")
 def test_what_was_changed_in_images_is_said(photos, capsys):
     Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)).save(photos / "deep.png")
-    assert cli.main(["drift", *SMALL, "--images", str(photos), "--contenders", "matmul"]) == 0
+    assert cli.main(["drift", *SMALL, "--images", str(photos), "--modes", "matmul"]) == 0
     said = "Images changed before timm's transforms: 1 with 16 or 32 bits per pixel"
     assert said in capsys.readouterr().err

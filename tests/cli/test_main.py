@@ -192,3 +192,16 @@ def test_what_a_stopped_command_has_found_is_in_its_file(tmp_path):
 def test_figures_that_nobody_asked_for_are_not_written(capsys):
     call("naflex-fast", found, argparse.Namespace(json=None))
     assert capsys.readouterr().out == "words\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("drift", "--contenders"), ("bench", "--contenders"), ("record --out new", "--contender")],
+)
+def test_the_older_name_of_modes_works_and_no_help_names_it(command, option, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), option, "nope"])
+    assert f"argument {option}: invalid choice: 'nope'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([command.split()[0], "--help"])
+    assert "contender" not in capsys.readouterr().out

@@ -165,8 +165,8 @@ def test_a_block_that_is_not_there_is_told(block, record):
 
 
 @ran("matmul")
-def test_a_contender_resamples_the_table(record):
-    _, _, out = record(*MODEL, *SMALL, "--contender", "matmul")
+def test_a_mode_resamples_the_table(record):
+    _, _, out = record(*MODEL, *SMALL, "--mode", "matmul")
     assert read_recording(out).about["written_by"]["pipeline"] == "timm, matmul"
 
 
@@ -215,11 +215,11 @@ def test_both_libraries_record_the_same(record, weights, tmp_path):
     assert (comparison.first(), reasons, comparison.missing) == (None, [], [])
 
 
-@pytest.mark.parametrize("option", ["--contender matmul", "--interpolation bicubic", "--inside 0"])
+@pytest.mark.parametrize("option", ["--mode matmul", "--interpolation bicubic", "--inside 0"])
 def test_options_of_timm_do_not_go_with_transformers(option, record):
     status, said, out = record(*MODEL, *SMALL, "--library", "transformers", *option.split())
     assert status == 2
-    assert said.endswith("--contender, --interpolation and --inside go with --library timm")
+    assert said.endswith("--mode, --interpolation and --inside go with --library timm")
     assert not out.exists()
 
 

@@ -136,7 +136,7 @@ def test_drift_and_bench_take_it(photos, tmp_path, capsys):
     assert re.search(says, capsys.readouterr().err)
 
     model.append("pos_embed_grid_size=(6, 6)")
-    assert cli.main(["drift", *model, "--images", str(photos), "--contenders", "matmul"]) == 0
+    assert cli.main(["drift", *model, "--images", str(photos), "--modes", "matmul"]) == 0
     assert "same class" in capsys.readouterr().out
     few = ["--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]
     assert cli.main(["bench", *model, *few]) == 0

@@ -31,7 +31,7 @@ Where the table trains, ``eager.add_plan`` goes on otherwise::
 
 A frozen table whose grids are new goes the second way without autograd.
 
-``tests/contract`` tests every way.
+``tests/contract/test_backends.py`` tests every way.
 """
 
 import torch

@@ -4,7 +4,8 @@ For each group of the plan it lets the strategy resample the tables, adds the em
 tokens, and tells autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the
 gradient of the tokens passes through untouched, and is read once for the tables.
 
-``tests/contract`` compares it with timm, and ``test_frozen_tables.py`` there what is kept.
+``tests/contract/test_backends.py`` compares it with timm, and ``test_frozen_tables.py`` there what
+is kept.
 """
 
 from collections.abc import Iterable, Sequence

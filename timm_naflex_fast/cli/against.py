@@ -78,7 +78,7 @@ def measure(
             model,
             picture_batches(sources, options.batch_size),
             folder=folder,
-            contenders=options.contenders or STRATEGY_NAMES,
+            contenders=options.modes or STRATEGY_NAMES,
             max_seq_len=options.max_seq_len,
             interpolation=options.interpolation,
             heads_are_known=heads_are_known,

@@ -59,12 +59,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a training step, or an inference; default: both",
     )
     add(
-        "--contenders",
+        "--modes",
         nargs="+",
         metavar="NAME",
         choices=MODES,
         default=[BASELINE, "matmul"],
         help=f"of {' '.join(MODES)}; default: stock matmul",
+    )
+    # The name before this one; it still works.
+    add(
+        "--contenders",
+        dest="modes",
+        nargs="+",
+        choices=MODES,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(
@@ -113,7 +122,7 @@ def bench(options: argparse.Namespace) -> int:
     made = provenance(options.command)
     for some, phase in product(together, options.phases):
         steps = Steps(model, some, options.batch_size, options.dtype, phase)
-        found = race(steps, options.contenders, options.rounds)
+        found = race(steps, options.modes, options.rounds)
         print_race(found)
         rows += found
         # Whatever stops the next race, these are kept.

@@ -1,4 +1,7 @@
-"""What a command finds out before it imports torch, so that a mistake is told at once."""
+"""What a command finds out before it imports torch, so that a mistake is told at once.
+
+Tests: tests/cli/test_errors_first.py.
+"""
 
 import argparse
 import sys

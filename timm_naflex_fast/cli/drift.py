@@ -48,11 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
     add(
-        "--contenders",
+        "--modes",
         nargs="+",
         metavar="NAME",
         choices=CONTENDERS,
         help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
+    )
+    # The name before this one; it still works.
+    add(
+        "--contenders",
+        dest="modes",
+        nargs="+",
+        choices=CONTENDERS,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
@@ -144,7 +153,7 @@ def measure_and_show(
     from ..measure.drift.report import Report, write
     from ..measure.drift.survey import survey
 
-    names = options.contenders
+    names = options.modes
     if names is None:
         # A report compares with timm's own settings too; who only looks need not wait for them.
         names = CONTENDERS if options.out else STRATEGY_NAMES

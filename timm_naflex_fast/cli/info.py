@@ -1,4 +1,7 @@
-"""``naflex-fast info``: everything that a report of a problem should say."""
+"""``naflex-fast info``: everything that a report of a problem should say.
+
+Tests: tests/cli/test_main.py.
+"""
 
 import argparse
 import platform

@@ -31,10 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose pipeline is recorded (timm)",
     )
     add(
-        "--contender",
+        "--mode",
         choices=CONTENDERS,
         default=BASELINE,
         help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",
+    )
+    # The name before this one; it still works.
+    add(
+        "--contender",
+        dest="mode",
+        choices=CONTENDERS,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches (256)")
@@ -118,8 +126,8 @@ def check(options: argparse.Namespace, out: Path) -> None:
         raise FileNotFoundError(f"{out.resolve().parent} is no folder")
     if options.library == "timm":
         return
-    if options.contender != BASELINE or options.interpolation or options.inside:
-        raise ValueError("--contender, --interpolation and --inside go with --library timm")
+    if options.mode != BASELINE or options.interpolation or options.inside:
+        raise ValueError("--mode, --interpolation and --inside go with --library timm")
     for package in ("transformers", "torchvision"):
         if find_spec(package) is None:
             raise RuntimeError(f"--library transformers needs {package}: pip install {package}")
@@ -163,7 +171,7 @@ def _source(options: argparse.Namespace, model: Any) -> Any:
 
     length = options.max_seq_len
     if options.library == "timm":
-        choices = options.interpolation, options.contender, options.inside
+        choices = options.interpolation, options.mode, options.inside
         return timm_source(model, length, *choices)
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None

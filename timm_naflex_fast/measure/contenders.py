@@ -3,6 +3,8 @@ each named once.
 
 The names and their words need neither torch nor timm, so a command can define its options from
 them.
+
+Tests: tests/measure/drift/test_survey.py.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Export a NaFlexVit to one file, and compare each runtime's result with timm's own eager code."""
+"""Export a NaFlexVit to one file, and compare each runtime's result with timm's own eager code.
+
+Tests: tests/cli/test_export.py.
+"""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""What commands read, print and write: options, progress, files, and where figures come from."""
+"""What commands read, print and write: options, progress, files, and where figures come from.
+
+Tests: tests/measure/test_files.py.
+"""
 
 import datetime
 import json

@@ -1,4 +1,7 @@
-"""From pictures to what each stage of an image tower gives: timm's pipeline and transformers'."""
+"""From pictures to what each stage of an image tower gives: timm's pipeline and transformers'.
+
+Tests: tests/recordings/test_agreement.py.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

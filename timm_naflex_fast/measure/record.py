@@ -1,4 +1,7 @@
-"""Make a recording: a pipeline's stages, what rounding may move there, and known mistakes."""
+"""Make a recording: a pipeline's stages, what rounding may move there, and known mistakes.
+
+Tests: tests/cli/test_record.py.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

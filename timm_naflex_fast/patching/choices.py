@@ -6,6 +6,8 @@
 - strategy: what then computes one method, by name: the mode, another one, or "stock";
 - settings: one mode for each component;
 - choice: the settings of one ``enable()``, and for what they were chosen.
+
+Tests: tests/patching/test_install.py.
 """
 
 import threading

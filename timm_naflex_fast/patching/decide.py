@@ -1,6 +1,8 @@
 """What serves a call: ours, as chosen, or the library's own code; and the counts.
 
 Every function that we put in a library hands its calls to ``serve``.
+
+Tests: tests/patching/test_status.py.
 """
 
 import re

@@ -1,6 +1,8 @@
 """The ``Library`` that each library's file defines, and where its own functions are.
 
 ``original`` finds the library's own method, whether or not ours is in its place.
+
+Tests: tests/patching/test_install.py.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """A recording on disk: pictures, and what an image tower makes of them, stage by stage.
 
 ``docs/recordings.md`` is the description of the format. Only NumPy is needed to read one.
+
+Tests: tests/cli/test_compare.py.
 """
 
 import hashlib

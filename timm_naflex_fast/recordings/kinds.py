@@ -1,4 +1,7 @@
-"""By what kind of difference do a port's numbers differ from a reference's? In words."""
+"""By what kind of difference do a port's numbers differ from a reference's? In words.
+
+Tests: tests/recordings/test_compare.py.
+"""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""What a comparison says: in cells of a table, in sentences, as JSON, and on a page."""
+"""What a comparison says: in cells of a table, in sentences, as JSON, and on a page.
+
+Tests: tests/recordings/test_compare.py.
+"""
 
 import html
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 The user's own sitecustomize comes next. An older Python reads this file too, so it holds nothing
 that is new.
+
+Tests: tests/cli/test_run.py.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Images that show the drift, as the model saw them, each with a map over its patches."""
+"""Images that show the drift, as the model saw them, each with a map over its patches.
+
+Tests: tests/measure/drift/test_survey.py.
+"""
 
 import math
 from dataclasses import dataclass

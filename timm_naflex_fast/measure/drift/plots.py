@@ -2,6 +2,8 @@
 
 Plots have no background, and are as wide as a phone shows them without scaling. No pyplot: nothing
 global changes and no display is needed.
+
+Tests: tests/measure/drift/test_report.py.
 """
 
 import base64
