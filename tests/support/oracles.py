@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from timm_naflex_fast.patching.decide import call_counts
+from timm_naflex_fast.patching.counts import call_counts
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import axis_matrix
 from timm_naflex_fast.resampling.spec import ResizeSpec

@@ -1,4 +1,4 @@
-"""What serves a call: ours, as chosen, or the library's own code; and the counts.
+"""What serves a call: ours, as chosen, or the library's own code.
 
 Every function that we put in a library hands its calls to ``serve``.
 
@@ -6,24 +6,21 @@ Tests: tests/patching/test_status.py.
 """
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..tracing import Context, constant_while_traced, context_of, why_unsupported
-from .choices import CHOICES_ATTRIBUTE, STOCK, Counts, Settings
+from ..tracing import Context, context_of, why_unsupported
+from . import counts
+from .choices import CHOICES_ATTRIBUTE, STOCK, Settings
 from .library import Key, Library, original
 from .others import overridden_by
 
 Ours = Callable[[str, tuple[Tensor, ...], Context], Any]
 """Computes a method's result: by a strategy, from the tables, in the context that ``context_of``
 tells. Or it says in words why the library's own code has to run."""
-
-call_counts = Counts()
-"""What counts at present: the counters of the newest ``enable()``."""
 
 
 def settings_for(module: Any, library: Library) -> Settings:
@@ -83,7 +80,7 @@ def serve(
         if result is None:
             result = by_ours(ours, strategy, tensors, tables_at)
         if not isinstance(result, str):
-            record_call(replacement.component, strategy, None, library.name)
+            counts.record_call(replacement.component, strategy, None, library.name)
             return result
         if settings.strict:
             needs = f"{result} needs {library.name}'s own code"
@@ -91,7 +88,7 @@ def serve(
         reason = result
         own = replacement.own.get(mode, key)
     if replacement.counts_own:
-        record_call(replacement.component, "stock", reason, library.name)
+        counts.record_call(replacement.component, "stock", reason, library.name)
     return original(own)(*arguments)
 
 
@@ -118,17 +115,3 @@ def by_ours(
         if named is None or not tensors:
             raise
         return f"a device ({tensors[0].device.type}) without {named.group()}"
-
-
-# The compiler calls this when it traces, which is what then counts. Traced itself, it would guard
-# on the counts.
-@constant_while_traced
-def record_call(component: str, strategy: str, reason: str | None, library: str) -> None:
-    """Count one call for ``status()``; at the first that the library's own code has to do, warn."""
-    call_counts.calls[component, strategy] += 1
-    if reason is not None:
-        call_counts.fallbacks[reason] += 1
-        if call_counts.fallbacks[reason] == 1:
-            message = f"timm_naflex_fast: {reason} stays with {library}'s own code"
-            # About the caller of the model's method: the library's file and this one lie between.
-            warnings.warn(message, stacklevel=6)

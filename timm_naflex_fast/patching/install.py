@@ -32,7 +32,8 @@ from .choices import (
     lock,
     parse_settings,
 )
-from .decide import call_counts, settings_for
+from .counts import call_counts
+from .decide import settings_for
 from .library import Library, in_place, original, originals, owners, places
 from .others import author_of, classes_of, in_force, instances_of, modules_in, not_served
 from .releases import check_supported

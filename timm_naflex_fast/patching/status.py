@@ -9,7 +9,8 @@ from torch import nn
 
 from ..text_table import table
 from .choices import STOCK, VALID_MODES, Choice, Settings, every_choices, lock
-from .decide import call_counts, settings_for
+from .counts import call_counts
+from .decide import settings_for
 from .install import (
     imported_libraries,
     known_choices,
