@@ -100,11 +100,12 @@ def _by_command(options: str, tiny: bool) -> list[Any]:
     """The rows that `naflex-fast bench` writes."""
     if tiny:
         options += " --rounds 1 --batch-size 1"
-    with tempfile.NamedTemporaryFile() as out:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "bench.json")
         start = [sys.executable, "-m", "timm_naflex_fast", "bench"]
-        command = [*start, *options.split(), "--json", out.name]
+        command = [*start, *options.split(), "--json", str(out)]
         subprocess.run(command, check=True, cwd=ROOT)
-        rows: list[Any] = json.load(out)["rows"]
+        rows: list[Any] = json.loads(out.read_text())["rows"]
     return rows
 
 
