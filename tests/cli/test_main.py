@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -199,6 +200,11 @@ def test_figures_that_nobody_asked_for_are_not_written(capsys):
     [("drift", "--contenders"), ("bench", "--contenders"), ("record --out new", "--contender")],
 )
 def test_the_older_name_of_modes_works_and_no_help_names_it(command, option, capsys):
+    parser = argparse.ArgumentParser()
+    name, *needed = command.split()
+    import_module(f"timm_naflex_fast.cli.{name}").add_arguments(parser)
+    options = vars(parser.parse_args([*needed, option, "grid_sample"]))
+    assert options.get("modes", [options.get("mode")]) == ["grid_sample"]
     with pytest.raises(SystemExit):
         main([*command.split(), option, "nope"])
     assert f"argument {option}: invalid choice: 'nope'" in capsys.readouterr().err

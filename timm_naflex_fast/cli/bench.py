@@ -14,7 +14,7 @@ from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import positive, printable, provenance
 from ..patching.choices import MODES
-from .checks import announce, announce_skipped, check_model_options
+from .checks import announce, announce_skipped, check_model_options, keep_name
 
 PHASES = ("train", "infer")
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PHASES,
         help="a training step, or an inference; default: both",
     )
-    add(
+    modes = add(
         "--modes",
         nargs="+",
         metavar="NAME",
@@ -66,15 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[BASELINE, "matmul"],
         help=f"of {' '.join(MODES)}; default: stock matmul",
     )
-    # The name before this one; it still works.
-    add(
-        "--contenders",
-        dest="modes",
-        nargs="+",
-        choices=MODES,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
+    keep_name(parser, "--contenders", modes)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(
         "--rounds",

@@ -1,4 +1,4 @@
-"""What a command finds out before it imports torch, so that a mistake is told at once.
+"""What commands share before they import torch: checks, so that a mistake is told at once, and words.
 
 Tests: tests/cli/test_errors_first.py.
 """
@@ -12,6 +12,18 @@ from ..measure.output import check_name
 from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
+
+
+def keep_name(parser: argparse.ArgumentParser, before: str, option: argparse.Action) -> None:
+    """Let an option be given by the name of before, too; no help shows it."""
+    parser.add_argument(
+        before,
+        dest=option.dest,
+        nargs=option.nargs,
+        choices=option.choices,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
 
 
 def check_model_options(options: argparse.Namespace) -> None:

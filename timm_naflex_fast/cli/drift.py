@@ -19,7 +19,7 @@ from ..measure.output import (
 from ..names import STRATEGY_NAMES
 from ..text_table import table
 from . import against
-from .checks import announce, announce_skipped, check_model_options, check_readable
+from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
 # In the report's table of facts: what "but for rounding" meant here.
 ROUNDING = (
@@ -47,22 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most patches per image (256)",
     )
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
-    add(
+    modes = add(
         "--modes",
         nargs="+",
         metavar="NAME",
         choices=CONTENDERS,
         help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
     )
-    # The name before this one; it still works.
-    add(
-        "--contenders",
-        dest="modes",
-        nargs="+",
-        choices=CONTENDERS,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
+    keep_name(parser, "--contenders", modes)
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
     add("--json", metavar="FILE", help="also write the figures there; -: to stdout")

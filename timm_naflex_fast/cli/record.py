@@ -12,7 +12,7 @@ from ..measure.models import add_model_arguments, fingerprint, load_model
 from ..measure.output import check_name, positive, progress, provenance
 from ..measure.weight_files import find_weights
 from .against import FILTERS
-from .checks import announce, announce_skipped, check_model_options, check_readable
+from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
 DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
 
@@ -30,20 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="timm",
         help="whose pipeline is recorded (timm)",
     )
-    add(
+    modes = add(
         "--mode",
         choices=CONTENDERS,
         default=BASELINE,
         help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",
     )
-    # The name before this one; it still works.
-    add(
-        "--contender",
-        dest="mode",
-        choices=CONTENDERS,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
+    keep_name(parser, "--contender", modes)
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches (256)")
     add(

@@ -238,6 +238,16 @@ def _post_norm(block: Any, run: Any, x: Any, mask: Any) -> Any:
     return block.norm2(x + block.mlp(x))
 
 
+def _swapped_norms(block: Any, run: Any, x: Any, mask: Any) -> Any:
+    x = x + block.attn(block.norm2(x), attn_mask=mask)
+    return x + block.mlp(block.norm1(x))
+
+
+def _parallel(block: Any, run: Any, x: Any, mask: Any) -> Any:
+    attended = block.attn(block.norm1(x), attn_mask=mask)
+    return x + attended + block.mlp(block.norm2(x))
+
+
 def _no_attention_residual(block: Any, run: Any, x: Any, mask: Any) -> Any:
     x = block.attn(block.norm1(x), attn_mask=mask)
     return x + block.mlp(block.norm2(x))
@@ -534,9 +544,7 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         (
             "swapped_norms",
             "the two LayerNorms of a block are exchanged",
-            lambda block, run, x, mask: _having(norm1=block.norm2, norm2=block.norm1)(
-                block, run, x, mask
-            ),
+            _swapped_norms,
         ),
         (
             "no_attention_residual",
@@ -547,9 +555,7 @@ MISTAKES: dict[str, list[tuple[Any, ...]]] = {
         (
             "parallel",
             "attention and MLP in parallel, not one after the other",
-            lambda block, run, x, mask: (
-                x + block.attn(block.norm1(x), attn_mask=mask) + block.mlp(block.norm2(x))
-            ),
+            _parallel,
         ),
     ],
     r"blocks\.\d+\.norm[12]": [
