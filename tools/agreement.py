@@ -34,7 +34,7 @@ from timm_naflex_fast.measure.pipelines import (
 from timm_naflex_fast.measure.record import inputs_of
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.recordings.compare import compare_recordings
-from timm_naflex_fast.recordings.format import Recording, Stages, read_port, read_recording
+from timm_naflex_fast.recordings.format import Port, Recording, Stages, read_port, read_recording
 
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
@@ -42,16 +42,15 @@ OUT = ROOT / "results" / "recordings" / "agreement.json"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 
-def row(name: str, recording: Recording, ports: Sequence[Stages]) -> dict[str, Any]:
+def row(name: str, recording: Recording, port: Port) -> dict[str, Any]:
     """What is said of one port."""
-    comparison, reasons = compare_recordings(recording, ports)
-    first = comparison.first()
+    found = compare_recordings(recording, port)
     return {
         "who": name,
-        "stages": {one.stage: one.share for one in comparison.rows()},
-        "precision": comparison.precision,
-        "parts at": first and first.stage,
-        "reason": [reason.words for reason in reasons],
+        "stages": {one.stage: one.share for one in found.rows},
+        "precision": found.precision,
+        "parts at": found.first and found.first.stage,
+        "reason": [found.reason.words] if found.reason else [],
     }
 
 
@@ -129,7 +128,7 @@ def main() -> int:
         }
     ]
     for name, ports in (*towers(recording), *runtimes(recording)):
-        rows.append(row(name, recording, without_pixels(ports)))
+        rows.append(row(name, recording, Port(without_pixels(ports))))
     for text in options.port:
         name, folder = text.rsplit("=", 1)
         rows.append(row(name, recording, read_port(Path(folder), recording)))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import tiny_recordings
 from tests.support.running import ran, running
 from timm_naflex_fast.measure.bench.workloads import coordinates
 from timm_naflex_fast.measure.export import Naflex, make_inputs, write
@@ -17,7 +18,6 @@ from timm_naflex_fast.measure.pipelines import (
     transformers_pipeline,
 )
 from timm_naflex_fast.measure.record import inputs_of
-from timm_naflex_fast.recordings.compare import compare_recordings
 from timm_naflex_fast.recordings.format import read_recording
 
 KIT = Path(__file__).resolve().parents[2] / "recordings" / "siglip2_naflex_tiny"
@@ -52,14 +52,14 @@ def one_by_one(pipeline, recording):
 def compared(recording, ports):
     for port in ports:
         del port["pixels"]  # they are the recording's own
-    return compare_recordings(recording, ports)
+    return tiny_recordings.compared(recording, ports)
 
 
 @pytest.mark.parametrize("how", [padded, one_by_one])
 def test_timms_own_loop_agrees(how, model, recording):
-    comparison, _ = compared(recording, how(timm_pipeline(model, 64), recording))
-    assert comparison.first() is None and comparison.precision == "float32"
-    assert comparison.missing == ["pixels"]
+    found = compared(recording, how(timm_pipeline(model, 64), recording))
+    assert found.first is None
+    assert found.missing == ["pixels"]
 
 
 @pytest.mark.parametrize("how", [padded, one_by_one])
@@ -67,17 +67,17 @@ def test_timms_own_loop_agrees(how, model, recording):
 def test_each_exact_mode_agrees(mode, how, model, recording):
     with ran(mode):
         ports = how(timm_pipeline(model, 64, contender=mode), recording)
-    comparison, _ = compared(recording, ports)
-    assert comparison.first() is None and comparison.precision == "float32"
+    found = compared(recording, ports)
+    assert found.first is None
 
 
 @pytest.mark.parametrize("how", [padded, one_by_one])
 def test_grid_sample_parts_exactly_at_the_position_embedding(how, model, recording):
     with ran("grid_sample"):
         ports = how(timm_pipeline(model, 64, contender="grid_sample"), recording)
-    comparison, reasons = compared(recording, ports)
-    assert comparison.first().stage == "position_embedding"
-    assert reasons[0].known and "without antialiasing" in reasons[0].words
+    found = compared(recording, ports)
+    assert found.first.stage == "position_embedding"
+    assert found.reason.known and "without antialiasing" in found.reason.words
 
 
 @pytest.mark.parametrize("how", [padded, one_by_one])
@@ -86,8 +86,8 @@ def test_transformers_agrees(how, model, recording):
     pytest.importorskip("torchvision")
     tower = build_tower(model, {"num_attention_heads": recording.about["heads"]})
     pipeline = transformers_pipeline(tower, build_processor(model, 64))
-    comparison, _ = compared(recording, how(pipeline, recording))
-    assert comparison.first() is None and comparison.precision == "float32"
+    found = compared(recording, how(pipeline, recording))
+    assert found.first is None
 
 
 # What follows gives the pooled output alone: compilers and runtimes keep no stage inside.
@@ -105,8 +105,8 @@ def arrays_of(recording):
 
 def assert_pooled_agrees(recording, pooled):
     assert len(pooled) == len(recording.stages)
-    comparison, _ = compare_recordings(recording, [{"pooled": one} for one in pooled])
-    assert comparison.first() is None and comparison.precision == "float32"
+    found = tiny_recordings.compared(recording, [{"pooled": one} for one in pooled])
+    assert found.first is None
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])

@@ -67,6 +67,14 @@ def port_of(model, length=LENGTH, **mistake):
     return Port(weights_of(model), model.blocks[0].attn.num_heads, length, **mistake)
 
 
+def compared(recording, ports, precision="float32"):
+    """The comparison of the stages that a port wrote."""
+    from timm_naflex_fast.recordings.compare import compare_recordings
+    from timm_naflex_fast.recordings.format import Port
+
+    return compare_recordings(recording, Port(ports, precision))
+
+
 def run_port(port, recording):
     """A port's stages, from the recording's pixels."""
     return [port(own["grid"], own["pixels"]) for own in recording.stages]

@@ -2,16 +2,20 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
-from ..measure.images import Source, picture_batches
+from ..measure.contenders import BASELINE
+from ..measure.images import Source, convert, read
 from ..measure.output import progress
 from ..names import STRATEGY_NAMES
 from ..text_table import table
 
 PARTS = 1  # the exit status
+MOST = 32  # pictures are compared: all their stages are held at once
 FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
 
 
@@ -25,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         choices=["transformers"],
-        help="also compare with that library's SigLIP-2, stage by stage",
+        help=f"also compare with that library's SigLIP-2, stage by stage, on up to {MOST} pictures",
     )
     parser.add_argument(
         "--stage-from",
@@ -53,48 +57,57 @@ def check(options: argparse.Namespace) -> None:
             raise RuntimeError(f"--against transformers needs {package}: pip install {package}")
 
 
-def measure(
+def compare(
     model: Any, sources: Sequence[Source], options: argparse.Namespace, weights: str
-) -> Any:
-    """What :func:`against_transformers` finds, for the model and pictures of ``drift``.
+) -> dict[str, Any]:
+    """Compare the model and pictures of ``drift`` with transformers'; print it, return the figures.
 
     ``weights``: in words, which weights the model holds.
     """
     from ..measure.against import against_transformers
     from ..measure.checkpoints import TITLES, read_config
     from ..measure.weight_files import find_weights
+    from ..recordings.mistakes import mistakes_of
+    from ..recordings.verdict import as_json, cells, sentences
 
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
-    # timm's names come with timm's model, which knows its heads; transformers' need a config.json.
-    heads_are_known = True
-    if TITLES["transformers"] in weights and folder is not None:
-        heads_are_known = bool(read_config(folder)) or "num_heads" in dict(options.model_kwargs)
-    count = -(-len(sources) // options.batch_size)
-    with progress(f"comparing with {options.against}", count) as bar:
+    pictures = read(sources, partial(convert, colours="RGB"), [])
+    with progress(f"comparing with {options.against}", len(mistakes_of(model))) as bar:
         found = against_transformers(
             model,
-            picture_batches(sources, options.batch_size),
+            [picture for _, (picture, _) in islice(pictures, MOST)],
             folder=folder,
             contenders=options.modes or STRATEGY_NAMES,
             max_seq_len=options.max_seq_len,
             interpolation=options.interpolation,
-            heads_are_known=heads_are_known,
             same_patches=options.stage_from == "patches",
             advance=bar.update,
         )
+    timms = found.pop(BASELINE)
+    said = sentences(timms)
+    for name, comparison in found.items():
+        said.append(f"with {name}: {sentences(comparison)[0]}")
+    # timm's names come with timm's model, which knows its heads; transformers' need a config.json.
+    if TITLES["transformers"] in weights and folder is not None:
+        if not read_config(folder) and "num_heads" not in dict(options.model_kwargs):
+            said.append(
+                "the number of attention heads is not known: no file tells it, and both sides were "
+                "given the same guess"
+            )
     if options.random_weights:
-        verdict = f"{found.verdict} These weights are random, not SigLIP-2's."
-        return replace(found, verdict=verdict)
-    return found
-
-
-def show(found: Any) -> None:
-    """Print the table of stages and the verdict."""
-    from ..measure.against import stage_rows
-
-    print(f"\ntimm's own code against {found.library} {found.version}, from {found.stage_from}")
-    print(table(stage_rows(found)))
-    print(found.verdict)
+        said.append("these weights are random, not SigLIP-2's")
+    release = version(options.against)
+    print(f"\ntimm's own code against {options.against} {release}, from {options.stage_from}")
+    print(table([cells(row) for row in timms.rows]))
+    print("\n".join(said))
+    return {
+        **as_json(timms),
+        "library": options.against,
+        "version": release,
+        "stage_from": options.stage_from,
+        "modes": {name: as_json(one) for name, one in found.items()},
+        "verdict": said,
+    }

@@ -4,13 +4,13 @@ It needs neither a model nor torch, so it answers at once.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from ..measure.output import origin, write_files
+from ..measure.output import origin
 from ..text_table import table
-from .against import PARTS
 
-PAGE = "compare.html"
+PARTS = 1  # the exit status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "port", metavar="PORT", help="folder of a port's stages.safetensors, or 000.block_0.npy ..."
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="in which the port computes, if that is not the dtype of the arrays that it wrote",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the figures there; -: to stdout")
-    parser.add_argument("--out", metavar="DIR", help=f"also write {PAGE} there")
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -35,27 +39,14 @@ def compare(options: argparse.Namespace) -> int:
     """
     from ..recordings.compare import compare_recordings
     from ..recordings.format import read_port, read_recording
-    from ..recordings.verdict import as_json, cells, page, sentences
+    from ..recordings.verdict import as_json, cells, sentences
 
-    if options.out and Path(options.out).is_file():
-        raise NotADirectoryError(f"{options.out} is a file; --out takes a folder")
     reference = read_recording(Path(options.reference))
-    ports = read_port(Path(options.port), reference)
-
-    comparison, reasons = compare_recordings(reference, ports)
-    print(table([cells(row) for row in comparison.rows()]))
-    for sentence in sentences(comparison, reasons):
-        print(sentence)
-    options.figures.update({**origin(options.command), **as_json(comparison, reasons)})
-    if options.out:
-        folder = Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        title = f"{folder_name(options.port)} against {folder_name(options.reference)}"
-        write_files({folder / PAGE: page(comparison, reasons, reference, ports, title)})
-        print(f"written: {folder / PAGE}")
-    return PARTS if any(row.parting for row in comparison.rows()) else 0
-
-
-def folder_name(text: str) -> str:
-    """The name of a folder, without its parents."""
-    return Path(text).resolve().name
+    port = read_port(Path(options.port), reference)
+    if options.dtype:
+        port = replace(port, precision=options.dtype)
+    found = compare_recordings(reference, port)
+    print(table([cells(row) for row in found.rows]))
+    print("\n".join(sentences(found)))
+    options.figures.update({**origin(options.command), **as_json(found)})
+    return 0 if found.first is None else PARTS

@@ -97,10 +97,12 @@ def drift(options: argparse.Namespace) -> int:
         options.interpolation,
         left_out,
     )
-    compared = None
-    if options.against:
-        compared = against.measure(model, sources, options, weights)
-    return measure_and_show(model, batches, options, weights, source, compared)
+    measure_and_show(model, batches, options, weights, source)
+    if not options.against:
+        return 0
+    compared = against.compare(model, sources, options, weights)
+    options.figures["against"] = compared
+    return 0 if compared["first"] is None else against.PARTS
 
 
 def check(options: argparse.Namespace) -> None:
@@ -130,8 +132,7 @@ def measure_and_show(
     options: argparse.Namespace,
     weights: str,
     source: str,
-    compared: Any = None,
-) -> int:
+) -> None:
     """Measure ``batches`` under checked options; print the result, and write what was asked for.
 
     Args:
@@ -140,7 +141,6 @@ def measure_and_show(
         options: of the command.
         weights: in words, which weights the model holds.
         source: in words, where the images come from.
-        compared: what ``--against`` found.
     """
     from ..measure.drift.report import Report, write
     from ..measure.drift.survey import survey
@@ -162,22 +162,16 @@ def measure_and_show(
         facts=facts,
         made=provenance(options.command),
         skipped=skipped,
-        against=compared,
     )
     announce_skipped(skipped)
     if images.CONVERTED in facts:
         announce(f"{images.CONVERTED}: {facts[images.CONVERTED]}")
     _print(report)
-    if compared:
-        against.show(compared)
     # What is asked for in files comes last: a disk that is full leaves the table on the screen.
     options.figures.update(report.as_json())
     if options.out:
         files = write(report, options.out)
         print(f"written: {', '.join(map(printable, files))}")
-    if compared and compared.first is not None:
-        return against.PARTS
-    return 0
 
 
 def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, str]:

@@ -39,14 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keep_name(parser, "--contender", modes)
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches (256)")
-    add(
-        "--inside",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="attention and MLP of these blocks are stages too (timm)",
-    )
 
 
 def record(options: argparse.Namespace) -> int:
@@ -119,8 +111,8 @@ def check(options: argparse.Namespace, out: Path) -> None:
         raise FileNotFoundError(f"{out.resolve().parent} is no folder")
     if options.library == "timm":
         return
-    if options.mode != BASELINE or options.interpolation or options.inside:
-        raise ValueError("--mode, --interpolation and --inside go with --library timm")
+    if options.mode != BASELINE or options.interpolation:
+        raise ValueError("--mode and --interpolation go with --library timm")
     for package in ("transformers", "torchvision"):
         if find_spec(package) is None:
             raise RuntimeError(f"--library transformers needs {package}: pip install {package}")
@@ -150,10 +142,6 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
         raise ValueError(
             f"{options.model} has no position table (H, W, C); valid: pos_embed=learned"
         )
-    count = len(model.blocks)
-    for number in options.inside:
-        if not 0 <= number < count:
-            raise ValueError(f"--inside {number}: the model has blocks 0 to {count - 1}")
 
 
 def _source(options: argparse.Namespace, model: Any) -> Any:
@@ -164,8 +152,7 @@ def _source(options: argparse.Namespace, model: Any) -> Any:
 
     length = options.max_seq_len
     if options.library == "timm":
-        choices = options.interpolation, options.mode, options.inside
-        return timm_source(model, length, *choices)
+        return timm_source(model, length, options.interpolation, options.mode)
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     config = {}

@@ -244,16 +244,6 @@ class NaFlexImages:
         return {CONVERTED: "; ".join(counts)}
 
 
-def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]:
-    """Lists of at most ``size`` images in RGB, of those that can be read.
-
-    Raises:
-        ValueError: none can be read.
-    """
-    found = read(sources, partial(convert, colours="RGB"), [])
-    return _grouped((picture for _, (picture, _) in found), size)
-
-
 def _grouped(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """The items in lists of ``size``; the last list may be shorter."""
     remaining = iter(items)

@@ -48,7 +48,6 @@ def timm_pipeline(
     max_seq_len: int,
     interpolation: str | None = None,
     contender: str = BASELINE,
-    inside: Sequence[int] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
@@ -58,7 +57,6 @@ def timm_pipeline(
         max_seq_len: most patches of a picture.
         interpolation: filter of the resize, in place of the data configuration's.
         contender: one of ``CONTENDERS``.
-        inside: numbers of the blocks of which attention and MLP are stages too.
         settings: attributes that the embedding has in place of its own, say of the resize.
     """
     from timm.data.naflex_dataset import NaFlexCollator
@@ -77,9 +75,6 @@ def timm_pipeline(
         return Inputs(grid, pixels, batch["patch_valid"])
 
     modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.norm, model.attn_pool)
-    for number in inside:
-        modules[f"block_{number}.attention"] = model.blocks[number].attn
-        modules[f"block_{number}.mlp"] = model.blocks[number].mlp
 
     def tower(inputs: Inputs) -> Outputs:
         coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])

@@ -78,13 +78,12 @@ def timm_source(
     max_patches: int,
     interpolation: str | None = None,
     contender: str = BASELINE,
-    inside: Sequence[int] = (),
 ) -> Source:
     """timm's pipeline; the arguments are those of :func:`timm_pipeline`."""
     from timm.data import resolve_data_config
 
     def twin(one: Any) -> Pipeline:
-        return timm_pipeline(one, max_patches, interpolation, contender, inside)
+        return timm_pipeline(one, max_patches, interpolation, contender)
 
     config = resolve_data_config({"interpolation": interpolation}, model=model)
     words = f"timm, {contender}"
@@ -334,7 +333,6 @@ def table_of(model: Any) -> Array:
 
 def _kept(made: Stages, right: Stages, order: Sequence[str]) -> Stages:
     """Of a mistake's stages those that are kept, see ``known_mistakes``; none if it does not show."""
-    order = [stage for stage in order if stage in made]  # not those inside a block that is left out
     shown = [_shows(stage, made, right) for stage in order]
     if not any(shown):
         return {}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ...names import STRATEGY_NAMES
-from ..against import LIMITS, Against, stage_rows
 from ..contenders import CONTENDERS
 from ..output import number, to_json, write_files
 from . import FILES
@@ -99,7 +98,6 @@ class Report:
         facts: what was measured: {label: text}.
         made: command, date, machine and versions.
         skipped: the images that could not be read, each with the reason.
-        against: what :func:`against_transformers` found; None if it was not asked.
     """
 
     survey: Survey
@@ -108,7 +106,6 @@ class Report:
     facts: Mapping[str, str]
     made: Mapping[str, Any]
     skipped: Sequence[str]
-    against: Against | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What report.json holds: the figures without the pictures, and what follows from them."""
@@ -140,8 +137,6 @@ def write(report: Report, folder: str | Path) -> list[Path]:
         "rows": rows(report.survey),
         "ties": TIES,
         "plots": plots,
-        "stage_rows": stage_rows,
-        "limits": LIMITS,
     }
     json_file, *pages = [Path(folder, name) for name in FILES]
     texts = {json_file: to_json(report.as_json())}
