@@ -60,7 +60,7 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
     assert len(report["skipped"]) == 1
     assert report["made"]["command"].startswith("naflex-fast drift --model")
     facts = report["facts"]
-    assert facts["counts as rounding (a limit, for each element)"].endswith("in bfloat16")
+    assert facts["counts as rounding (a limit, for each token)"].endswith("in bfloat16")
     assert facts["sequence length"] == "36 patches at most"
     assert "interp_mode bicubic" in facts["the model's own resampling (its settings)"]
 

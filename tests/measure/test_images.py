@@ -12,7 +12,6 @@ from PIL import Image, ImageOps
 
 from tests.support.oracles import small_vit
 from tests.support.tiny_siglip2 import FAMILY
-from timm_naflex_fast.measure.drift.pictures import on_grid, pixels_of
 from timm_naflex_fast.measure.images import (
     EXIF_ORIENTATION,
     FRAMES,
@@ -25,6 +24,23 @@ from timm_naflex_fast.measure.images import (
     read,
     size,
 )
+
+
+def on_grid(values, grid):
+    """Values (1, N, ...) of the tokens of one image, row by row, then padding: (h, w, ...)."""
+    return values[0, : grid[0] * grid[1]].unflatten(0, grid).float()
+
+
+def pixels_of(patches, embeds):
+    """The image made of its patches again: (height, width, 3), contrast stretched to 0...1."""
+    if getattr(embeds, "channels_last", True):
+        parts = patches.unflatten(2, (*embeds.patch_size, embeds.in_chans))
+    else:
+        parts = patches.unflatten(2, (embeds.in_chans, *embeds.patch_size)).movedim(2, -1)
+    pixels = parts.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    pixels = pixels - pixels.min()
+    return (pixels / pixels.max().clamp(min=1e-6)).expand(-1, -1, 3)
+
 
 RAMP = np.arange(24 * 40).reshape(24, 40) % 256  # all gray values, wider than high
 

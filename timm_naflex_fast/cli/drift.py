@@ -22,10 +22,7 @@ from . import against
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
 # In the report's table of facts: what "but for rounding" meant here.
-ROUNDING = (
-    "2e-06 of the sum of absolute values of which its position embedding is made, and the last bit "
-    "of it and of the token in {dtype}"
-)
+ROUNDING = "2e-06 of its length, and the last bit in {dtype}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
     add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
-    add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
+    add("--out", metavar="DIR", help="also write report.json and report.html there")
 
 
 def drift(options: argparse.Namespace) -> int:
@@ -150,7 +147,7 @@ def measure_and_show(
         # A report compares with timm's own settings too; who only looks need not wait for them.
         names = CONTENDERS if options.out else STRATEGY_NAMES
     with progress("measuring", len(batches)) as bar:
-        found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
+        found = survey(model, batches, names, advance=bar.update)
     # Of batches that are no folder's images (a list of tensors), nothing was skipped or changed.
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
@@ -185,7 +182,7 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
         "images": images,
         "sequence length": f"{options.max_seq_len} patches at most",
         "the model's own resampling (its settings)": ", ".join(settings),
-        "counts as rounding (a limit, for each element)": ROUNDING.format(dtype=options.dtype),
+        "counts as rounding (a limit, for each token)": ROUNDING.format(dtype=options.dtype),
     }
 
 

@@ -3,6 +3,8 @@
 Each function with the name of a section makes what stands there.
 """
 
+from dataclasses import fields
+
 from tabulate import tabulate
 
 from timm_naflex_fast.measure.contenders import BASELINE
@@ -211,7 +213,7 @@ def drift_peers() -> str:
     report = read_one("drift/digits/report")
     lines = []
     for name, drift in report["survey"]["drift"].items():
-        line = cells(name, Drift(**drift))
+        line = cells(name, Drift(**{one.name: drift[one.name] for one in fields(Drift)}))
         _, *rest = line.values()
         lines.append([f"`{name}`", *rest])
     return table(list(line), lines, [report["made"]], report["made"]["command"])

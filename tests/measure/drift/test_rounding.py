@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tests.support.measured import GRIDS, batches, table_model
-from tests.support.oracles import small_vit, vit_batch
+from tests.support.measured import batches, table_model
+from tests.support.oracles import small_vit
 from tests.support.running import ran
-from timm_naflex_fast.measure.drift.rounding import rounding
 from timm_naflex_fast.measure.drift.survey import survey
 from timm_naflex_fast.patching.timm import tables_of
 
@@ -47,20 +46,7 @@ def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
     assert found.exact("matmul") and not found.exact("grid_sample")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_limit_is_a_share_of_what_is_added_up_and_the_last_bit(dtype):
-    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
-    coord = vit_batch(GRIDS)["patch_coord"]
-    tokens = torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64)
-    table = model.embeds.pos_embed.data[0]
-
-    table.fill_(1)
-    even = rounding(model.embeds, coord, tokens)
-    assert even.min() / even.max() > 0.999
-    assert even.max() < 3e-6 + 1.01 * torch.finfo(dtype).eps
-
-
-TOKENS = "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"
+TOKENS = "with stock, the model's tokens hold infinity or NaN in torch.float32"
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -69,7 +55,7 @@ TOKENS = "with stock, the model's embedded tokens hold infinity or NaN in torch.
     [
         ("embeds.pos_embed", TOKENS),
         ("embeds.proj.weight", TOKENS),
-        ("blocks.0.norm1.weight", "pooled output"),
+        ("blocks.0.norm1.weight", "output hold"),
         ("head.weight", "logits hold infinity or NaN"),
     ],
 )

@@ -1,6 +1,6 @@
 """How far each contender moves a model from timm's own result.
 
-survey (run, compare; rounding) -> report (words, table, files) -> plots
+survey (run, compare) -> report (words, table, files) -> plots
 """
 
-FILES = ("report.json", "report.md", "report.html")
+FILES = ("report.json", "report.html")

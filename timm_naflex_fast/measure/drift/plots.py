@@ -11,10 +11,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.image import imsave
 
 from ..contenders import BASELINE
 from .survey import GridDrift
@@ -70,16 +68,5 @@ def svg(figure: Figure) -> str:
     """The figure inside an address."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True)
-    return _address(file, "svg+xml")
-
-
-def pixels(values: torch.Tensor) -> str:
-    """An image inside an address: RGB (h, w, 3), or numbers (h, w) in colours from 0 on."""
-    file = io.BytesIO()
-    imsave(file, values.numpy(), format="png", vmin=0)
-    return _address(file, "png")
-
-
-def _address(file: io.BytesIO, kind: str) -> str:
     content = base64.b64encode(file.getvalue()).decode("ascii")
-    return f"data:image/{kind};base64,{content}"
+    return f"data:image/svg+xml;base64,{content}"

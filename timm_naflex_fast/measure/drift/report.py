@@ -15,18 +15,11 @@ HEADINGS = {
     "embed_max_abs": "embedding, largest difference",
     "embed_rel_rms": "embedding, relative RMS",
     "pooled_cosine_distance": "output, cosine distance",
-    "tokens_cosine_distance": "last tokens (nothing is pooled), cosine distance",
-    "neighbours": "same nearest image",
     "agreement": "same class",
     "accuracy": "accuracy",
 }
 # The other columns are shares.
-NUMBERS = ("embed_max_abs", "pooled_cosine_distance", "tokens_cosine_distance")
-TIES = (
-    "A nearest image or a class counts as timm's own too where timm's result itself cannot tell "
-    "the two apart: its distance (of outputs scaled to length 1) or its logit is within rounding "
-    "of its best. So copies of a picture, which tie, do not count as a change."
-)
+NUMBERS = ("embed_max_abs", "pooled_cosine_distance")
 
 
 def headline(survey: Survey) -> str:
@@ -108,25 +101,23 @@ class Report:
     skipped: Sequence[str]
 
     def as_json(self) -> dict[str, Any]:
-        """What report.json holds: the figures without the pictures, and what follows from them."""
-        figures = asdict(self)
-        del figures["survey"]["pictures"]
-        return {**figures, "headline": headline(self.survey)}
+        """What report.json holds: the figures, and what follows from them."""
+        return {**asdict(self), "headline": headline(self.survey)}
 
 
 def write(report: Report, folder: str | Path) -> list[Path]:
-    """Write report.json into ``folder``, and report.md and report.html from the templates.
+    """Write report.json into ``folder``, and report.html from the template.
 
     Raises:
         OSError: one cannot be written; then none is, and what was there before stays.
     """
-    from jinja2 import Environment, FileSystemLoader, select_autoescape
+    from jinja2 import Environment, FileSystemLoader
 
     from . import plots
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=select_autoescape(["html.j2"]),
+        autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -135,13 +126,10 @@ def write(report: Report, folder: str | Path) -> list[Path]:
         "facts": {"weights": report.weights, **report.facts, **report.made},
         "headline": headline(report.survey),
         "rows": rows(report.survey),
-        "ties": TIES,
         "plots": plots,
     }
-    json_file, *pages = [Path(folder, name) for name in FILES]
+    json_file, page = [Path(folder, name) for name in FILES]
     texts = {json_file: to_json(report.as_json())}
-    for page in pages:
-        template = environment.get_template(f"{page.name}.j2")
-        texts[page] = template.render(known)
+    texts[page] = environment.get_template("report.html.j2").render(known)
     write_files(texts)
     return list(texts)

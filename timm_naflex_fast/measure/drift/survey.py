@@ -5,53 +5,42 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...names import STRATEGY_NAMES
 from ...patching.timm import tables_of
 from ..contenders import BASELINE, use
 from ..pipelines import recorded
-from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
-from .pictures import Picture, choose, on_grid, pixels_of
-from .rounding import rounding
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
 Tensors = dict[str, Tensor]
-IMAGE = ("patches", "patch_coord", "patch_valid")
-SMALLEST_SHOWN = 5e-5  # on a map: what rounds to 0.01 % of a token's length
+FLOAT32 = 2e-6
+"""What sums in float32 may move a token by, as a share of its length."""
 
 
 @dataclass(frozen=True)
 class Drift:
     """One contender's distance from timm's own result; all zero is that result itself.
 
-    A choice (of a neighbour, of a class) that rounding alone explains counts as timm's own; see
-    ``measures``.
-
     Attributes:
         embed_max_abs: largest absolute difference of the embedded tokens (valid ones), in the
             embeddings' units.
-        embed_roundings: the largest difference of an element over what rounding explains there (see
-            ``rounding``); up to 1 nothing but rounding differs.
+        embed_roundings: the largest difference of a token, as a share of its length, over what
+            rounding moves; up to 1 nothing but rounding differs.
         embed_rel_rms: root mean square of the differences over that of timm's embeddings.
-        pooled_cosine_distance: 1 - cosine of the pooled outputs, mean over images; None for a model
-            that pools nothing.
-        neighbours: share of images whose nearest other image (by pooled output) is timm's; None
-            where nothing is pooled, and for fewer than three images, where there is no choice.
+        pooled_cosine_distance: 1 - cosine of the outputs, mean over images; over the tokens of all
+            images for a model that pools nothing.
         agreement: share of images with timm's predicted class; None for a model without classes.
         accuracy: share of right predictions; None without classes or labels.
-        tokens_cosine_distance: 1 - cosine of the last tokens, mean over the tokens of an image and
-            then over images; only for a model that pools nothing.
     """
 
     embed_max_abs: float
     embed_roundings: float
     embed_rel_rms: float
-    pooled_cosine_distance: float | None
-    neighbours: float | None
+    pooled_cosine_distance: float
     agreement: float | None
     accuracy: float | None
-    tokens_cosine_distance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,15 +68,13 @@ class Survey:
 
     Attributes:
         images: how many were measured.
+        drift: of each contender.
         grids: one entry for each patch grid.
-        pictures: the images that show the drift of the first contender that is not exact, if it
-            was asked for and there is one.
     """
 
     images: int
     drift: dict[str, Drift]
     grids: list[GridDrift]
-    pictures: list[Picture]
 
     def exact(self, name: str) -> bool:
         """Whether a contender is timm's own result but for rounding."""
@@ -107,25 +94,23 @@ def survey(
     model: Any,
     batches: Batches,
     contenders: Iterable[str] = STRATEGY_NAMES,
-    pictures: bool = False,
     advance: Callable[[float], Any] = lambda share: None,
 ) -> Survey:
     """Drift of each contender from timm's own result, on the CPU and in the model's dtype.
 
     Args:
         model: a timm NaFlexVit in eval mode.
-        batches: (input dict of timm's NaFlex collator, labels (B,) or None). The dict may hold
-            "names", a list of B strings. For pictures they are read a second time.
+        batches: (input dict of timm's NaFlex collator, labels (B,) or None).
         contenders: names out of ``CONTENDERS``; timm's own settings are left out for factorized
             tables, which they do not resample.
-        pictures: keep the worst and the median image, with maps of drift over their patches.
         advance: called after each contender's pass over a batch, with that pass's share of the
             batch's work.
 
     Raises:
         ValueError: no position table; or infinity or NaN in what the model computes.
     """
-    if tables_of(model.embeds) is None:
+    tables = tables_of(model.embeds)
+    if tables is None:
         raise ValueError(
             "the model has no position table, learned or factorized: nothing is resampled"
         )
@@ -133,84 +118,83 @@ def survey(
     if model.embeds.pos_embed_type != "learned":
         names = [name for name in names if not name.startswith("timm-flag-")]
     results = _run_all(model, batches, names, advance)
-    drift = {name: _drift(results[name], results[BASELINE]) for name in names}
-    grids = _by_grid(tables_of(model.embeds), results)
-    found = Survey(len(results[BASELINE]["grid"]), drift, grids, [])
-    moving = [name for name in names if not found.exact(name)]
-    if pictures and moving:
-        found.pictures.extend(_pictures(model, batches, moving[0], results[moving[0]]))
-    return found
+    eps = torch.finfo(next(model.parameters()).dtype).eps
+    drift = {name: _drift(results[name], FLOAT32 + eps) for name in names}
+    grids = _by_grid(tables.size, results)
+    return Survey(len(results[BASELINE]["grid"]), drift, grids)
 
 
 def _run_all(
     model: Any, batches: Batches, names: Sequence[str], advance: Callable[[float], Any]
 ) -> dict[str, Tensors]:
-    """Each contender's results, a tensor (N, ...) of each kind for N images."""
+    """Each contender's results, a tensor (N,) of each kind for N images."""
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
     for batch, labels in batches:
         timms = _forward(model, batch, BASELINE)
-        allowed = rounding(model.embeds, batch["patch_coord"], timms["embedded tokens"])
-        images = {"grid": batch["patch_coord"].amax(1).long() + 1}  # (B, 2)
-        if labels is not None:
-            images["labels"] = labels
         for name in names:
             ours = timms
             if name != BASELINE:
                 ours = _forward(model, batch, name)
-            parts[name].append(images | _compare(ours, timms, allowed, batch["patch_valid"]))
+            found = _compare(ours, timms)
+            found["grid"] = batch["patch_coord"].amax(1).long() + 1  # (B, 2)
+            if labels is not None and "classes" in ours:
+                found["right"] = (ours["classes"] == labels).double()
+            parts[name].append(found)
             advance(1 / len(names))
     results = {}
-    for name, found in parts.items():
-        results[name] = {key: torch.cat([part[key] for part in found]) for key in found[0]}
+    for name, found_parts in parts.items():
+        first = found_parts[0]
+        results[name] = {key: torch.cat([part[key] for part in found_parts]) for key in first}
     return results
 
 
-def _compare(ours: Tensors, timms: Tensors, allowed: Tensor, valid: Tensor) -> Tensors:
-    """What is kept of a batch: for each image its results, B of each kind.
+def _compare(ours: Tensors, timms: Tensors) -> Tensors:
+    """What is kept of a batch: for each image its results, (B,) of each kind.
 
     ``squares`` are the sums of timm's squared tokens, ``moved`` those of the squared differences.
     """
-    tokens = timms["embedded tokens"]
-    moves = (ours["embedded tokens"] - tokens).abs()  # (B, N, C)
+    tokens = timms["tokens"]  # (B, N, C), 0 for padding
+    moves = ours["tokens"] - tokens
+    shares = moves.norm(dim=-1) / tokens.norm(dim=-1).clamp(min=1e-30)  # (B, N)
     results = {
         "squares": tokens.square().sum((1, 2)),
         "moved": moves.square().sum((1, 2)),
-        "largest_move": moves.amax((1, 2)),
-        "roundings": (moves / allowed).amax((1, 2)),
+        "largest_move": moves.abs().amax((1, 2)),
+        "largest_share": shares.amax(1),
+        "distance": cosine_distance(ours["output"], timms["output"]),
     }
-    if "pooled output" in ours:
-        results["pooled"] = ours["pooled output"]
-    else:
-        distances = cosine_distance(ours["last tokens"], timms["last tokens"])  # (B, N)
-        results["tokens_distance"] = distances.sum(1) / valid.sum(1)  # 0 for padding
-    if "logits" in ours:
-        results["classes"] = classes(ours["logits"], timms["logits"])
+    if "classes" in ours:
+        results["same"] = (ours["classes"] == timms["classes"]).double()
     return results
+
+
+def cosine_distance(ours: Tensor, timms: Tensor) -> Tensor:
+    """1 - cosine between the rows of two (B, D) tensors in float64, exactly 0 for equal rows."""
+    # |a - b|^2 / 2 of unit vectors is 1 - cosine without the cancellation that hides small angles.
+    return (F.normalize(ours, dim=-1) - F.normalize(timms, dim=-1)).square().sum(-1) / 2
 
 
 def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Tensors:
     """What the model computes for a batch under a contender.
 
-    The embedded tokens (B, N, C) in float64, 0 for padding; the pooled output (B, D) and, of a
-    model with classes, the logits (B, classes) in the model's dtype. Of a model that pools nothing
-    the last tokens, as the embedded ones, in place of these two.
+    Its embedded tokens (B, N, C) and its output (B, D), in float64; of a model that pools nothing
+    all tokens of an image in a row, 0 for padding. And the predicted classes (B,), if it has some.
 
     Raises:
         ValueError: infinity or NaN in one of them.
     """
     valid = inputs["patch_valid"]
     dtype = next(model.parameters()).dtype
-    watched = recorded({"embedded tokens": model.embeds, "output": model.head_drop})
+    watched = recorded({"tokens": model.embeds, "output": model.head_drop})
     with watched as inside, use(contender, model), torch.inference_mode():
         logits = model(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
 
-    found = {"embedded tokens": _of_patches(inside["embedded tokens"], valid)}
+    found = {"tokens": _of_patches(inside["tokens"], valid), "output": inside["output"].double()}
     if inside["output"].ndim == 3:  # (B, N, C)
-        found["last tokens"] = _of_patches(inside["output"], valid)
-    else:
-        found["pooled output"] = inside["output"]
-        if model.num_classes:
-            found["logits"] = logits
+        found["output"] = _of_patches(inside["output"], valid).flatten(1)
+    elif model.num_classes:
+        found["logits"] = logits
+        found["classes"] = logits.argmax(-1)
     for what, values in found.items():
         if not values.isfinite().all():
             raise ValueError(
@@ -225,86 +209,41 @@ def _of_patches(tokens: Tensor, valid: Tensor) -> Tensor:
     return own.masked_fill(~valid[..., None], 0)
 
 
-def _drift(ours: Tensors, timms: Tensors) -> Drift:
-    distance = None
-    neighbours = None
-    tokens_distance = None
-    if "pooled" in ours:
-        pooled = ours["pooled"]
-        distance = cosine_distance(pooled, timms["pooled"]).mean().item()
-        if len(pooled) >= 3:  # of two, each has but one other
-            neighbours = same_nearest(pooled, timms["pooled"], pooled.dtype)
-    else:
-        tokens_distance = ours["tokens_distance"].mean().item()
-    same_class = None
-    accuracy = None
-    if "classes" in ours:
-        same_class = agreement(ours["classes"], timms["classes"])
-        if "labels" in ours:
-            accuracy = agreement(ours["classes"], ours["labels"])
+def _drift(found: Tensors, rounding: float) -> Drift:
+    """The figures of all images; ``rounding``: what it may move a token by, as a share."""
+    means = {key: found[key].mean().item() for key in ("same", "right") if key in found}
     return Drift(
-        embed_max_abs=ours["largest_move"].max().item(),
-        embed_roundings=ours["roundings"].max().item(),
-        embed_rel_rms=relative_rms(ours["moved"], timms["squares"]),
-        pooled_cosine_distance=distance,
-        neighbours=neighbours,
-        agreement=same_class,
-        accuracy=accuracy,
-        tokens_cosine_distance=tokens_distance,
+        embed_max_abs=found["largest_move"].max().item(),
+        embed_roundings=found["largest_share"].max().item() / rounding,
+        embed_rel_rms=_relative_rms(found),
+        pooled_cosine_distance=found["distance"].mean().item(),
+        agreement=means.get("same"),
+        accuracy=means.get("right"),
     )
 
 
-def _by_grid(tables: Any, results: dict[str, Tensors]) -> list[GridDrift]:
+def _relative_rms(found: Tensors) -> float:
+    """Root of the sum of squared differences over that of the squares of timm's tokens."""
+    return (found["moved"].sum() / found["squares"].sum()).sqrt().item()
+
+
+def _by_grid(table_size: Sequence[int], results: dict[str, Tensors]) -> list[GridDrift]:
     """``Survey.grids``."""
-    table_size = torch.tensor(tables.size)
     grids = results[BASELINE]["grid"]  # (N, 2)
     found = []
     for grid in grids.unique(dim=0):
         here = (grids == grid).all(1)
-        squares = results[BASELINE]["squares"][here]
         off = {}
         for name, one in results.items():
-            off[name] = relative_rms(one["moved"][here], squares)
+            own = {key: one[key][here] for key in ("moved", "squares")}
+            off[name] = _relative_rms(own)
         height, width = grid.tolist()
         about = GridDrift(
             grid=(height, width),
-            images=len(squares),
-            shrink=(table_size / grid).max().item(),
+            images=int(here.sum()),
+            shrink=max(table_size[0] / height, table_size[1] / width),
             embed_rel_rms=off,
-            resampled=[height, width] != list(tables.size),
+            resampled=[height, width] != list(table_size),
         )
         found.append(about)
     return found
-
-
-def _pictures(model: Any, batches: Batches, contender: str, ours: Tensors) -> list[Picture]:
-    """The images to show of a contender, with its maps; ``ours`` are its results."""
-    why = choose(ours["moved"] / ours["squares"])
-    found = []
-    number = 0
-    for inputs, _ in batches:
-        for place in range(len(inputs["patches"])):
-            if number in why:
-                image = {key: inputs[key][place : place + 1] for key in IMAGE}
-                name = inputs["names"][place] if "names" in inputs else f"image {number + 1}"
-                title = f"{name}: {why[number]}"
-                found.append(
-                    _picture(model, image, ours["grid"][number].tolist(), contender, title)
-                )
-            number += 1
-    return found
-
-
-def _picture(model: Any, image: Tensors, grid: list[int], contender: str, title: str) -> Picture:
-    """A batch of one image, and what the contender changes there."""
-    timms = _forward(model, image, BASELINE)["embedded tokens"]
-    moved = _forward(model, image, contender)["embedded tokens"] - timms
-    shares = moved.norm(dim=-1) / timms.norm(dim=-1)
-    # Rounding alone would make a map of noise, in all its colours.
-    shares = shares.where(shares >= SMALLEST_SHOWN, 0)
-    return Picture(
-        name=title,
-        contender=contender,
-        pixels=pixels_of(on_grid(image["patches"], grid), model.embeds),
-        map=on_grid(shares, grid),
-    )
