@@ -1,10 +1,8 @@
 """``naflex-fast identify``: by which convention did a port resample its position embeddings?"""
 
 import argparse
-import zlib
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 from ..measure.output import printable
 from .checks import announce
@@ -46,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FAMILIES,
         help=f"the reference: {', '.join(FAMILIES)} (siglip2)",
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="in which the port computes, if that is not the dtype of the arrays that it wrote",
+    )
 
 
 def identify(options: argparse.Namespace) -> int:
@@ -57,7 +60,7 @@ def identify(options: argparse.Namespace) -> int:
     """
     arrays: dict[str, Any] = {}
     for file in options.files:
-        arrays.update(read_arrays(file))
+        arrays.update(read_arrays(Path(file)))
     for name in NEEDED:
         if name not in arrays:
             there = ", ".join(arrays) or "nothing"
@@ -65,53 +68,42 @@ def identify(options: argparse.Namespace) -> int:
     announce(f"comparing {printable(', '.join(options.files))} with what is known ...")
 
     import torch
-    from safetensors.torch import load_file
 
     from ..recordings.conventions import Convention
     from ..recordings.identify import verdict
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
-    for file in options.files:
-        if is_safetensors(file):
-            arrays.update(load_file(file))
     try:
         result, table, sizes = (torch.as_tensor(arrays[name]) for name in NEEDED)
     except TypeError as problem:
         raise ValueError(f"{', '.join(NEEDED)} must hold numbers: {problem}") from problem
     reference = Convention(**FAMILIES[options.family])
-    is_equal, lines = verdict(reference, table, sizes, result)
+    is_equal, lines = verdict(reference, table, sizes, result, options.dtype)
     print("\n".join(lines))
     return int(not is_equal)
 
 
-def is_safetensors(file: str) -> bool:
-    """By the end of its name."""
-    return Path(file).suffix.lower() == ".safetensors"
-
-
-def read_arrays(file: str) -> dict[str, Any]:
-    """A file's arrays by name, without torch. A .npy file's array has the file's name.
-
-    Of a .safetensors file, the names alone: NumPy has no bfloat16.
+def read_arrays(file: Path) -> dict[str, Any]:
+    """A file's arrays by name. A .npy file's array has the file's name.
 
     Raises:
         ValueError: another kind of file, or one that is damaged.
         OSError: the file cannot be read.
     """
     import numpy as np
-    from safetensors import SafetensorError, safe_open
 
-    open(file, "rb").close()  # of a folder, the libraries would say less
     try:
-        if is_safetensors(file):
-            with safe_open(file, "numpy") as opened:
-                return dict.fromkeys(opened.keys())
-        path = Path(file)
-        if path.suffix.lower() == ".npz":
-            with np.load(file) as arrays:
-                return dict(arrays)
-        if path.suffix.lower() == ".npy":
-            return {path.stem: np.load(file)}
-    except (SafetensorError, BadZipFile, zlib.error, EOFError, ValueError) as problem:
+        match file.suffix.lower():
+            case ".safetensors":
+                from safetensors.torch import load_file  # NumPy has no bfloat16
+
+                return load_file(file)
+            case ".npz":
+                return dict(np.load(file))
+            case ".npy":
+                return {file.stem: np.load(file)}
+    except OSError:
+        raise
+    except Exception as problem:  # each reader has errors of its own for a damaged file
         raise ValueError(f"{file}: {problem}") from problem
     raise ValueError(f"{file} must end with .safetensors, .npz or .npy")

@@ -7,7 +7,7 @@ are rounded as PyTorch rounds them. It needs NumPy alone, so ``compare`` answers
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -17,7 +17,6 @@ import numpy as np
 from .format import Array, Stages
 
 FrameSizes = Sequence[tuple[int, int, int]]  # frames, rows, columns
-Rounded = Callable[[Array], Array]
 # align_corners, positions: in words, the plainest first
 POSITIONS = {
     (False, "half_pixel"): "half-pixel positions",
@@ -129,13 +128,8 @@ class Convention(NamedTuple):
                 differences.append(f"{own} instead of {expected}")
         return "; ".join(differences) or "the reference"
 
-    def tokens(
-        self, table: Array, sizes: FrameSizes, round_weights: Rounded = lambda weights: weights
-    ) -> Array:
-        """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64.
-
-        ``round_weights``: rounds the weights as a port does; the sums are float64's.
-        """
+    def tokens(self, table: Array, sizes: FrameSizes) -> Array:
+        """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
         if self.transposed in ("size", "table"):
             table = table.transpose(1, 0, 2)
         packed = []
@@ -143,8 +137,8 @@ class Convention(NamedTuple):
             resized = [h, w]
             if self.ar_preserving:
                 resized = [max(h, w)] * 2
-            rows = round_weights(self.matrix(resized[0], table.shape[0])[:h])  # (h, H0)
-            columns = round_weights(self.matrix(resized[1], table.shape[1])[:w])  # (w, W0)
+            rows = self.matrix(resized[0], table.shape[0])[:h]  # (h, H0)
+            columns = self.matrix(resized[1], table.shape[1])[:w]  # (w, W0)
             grid = columns @ np.tensordot(rows, table, 1)  # (h, w, C)
             if self.transposed in ("size", "order"):
                 grid = grid.transpose(1, 0, 2)

@@ -1,16 +1,15 @@
 """Which convention did a port (a model written anew for another library) follow when it resampled a
-position table? All of them are tried, the best comes first. And which rounding explains the rest?
+position table? All of them are tried, the best comes first.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batch.layout import FrameSizes, sizes_on_host
 from .conventions import Convention, conventions
-from .format import Array
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
@@ -21,39 +20,11 @@ side: positions there are as large as the side, and each weight follows its posi
 HALF_STEPS = 2
 """What a half dtype may move a number by, in steps of that dtype at the largest number. Ports that
 round table, weights, products and sums come up to 1.8."""
-LESS = 0.95
-"""Where a port rounds as we do, ours is nearer to it (root mean square) than the exact result is.
-By at least so much: table and weights are only a part of what it rounds."""
-
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
 NO_GUESS = 0.1  # what is farther away tells nothing about a port
 SHOWN = 3
-
-
-class Rounding(NamedTuple):
-    """A precision that explains how far a result is from a convention.
-
-    Args:
-        precision: "float32", "float16", "bfloat16", or for example "float32 with the table in
-            bfloat16".
-        error: the largest difference, as a share of the result's largest absolute value; what is
-            left of it where ours are rounded as well, for example the table.
-        limit: the largest error that this precision explains.
-    """
-
-    precision: str
-    error: float
-    limit: float
-
-    def words(self) -> str:
-        """How it explains the difference, with the numbers that decide.
-
-        >>> Rounding("float16", 0.0004, 2**-9).words()
-        'within the rounding of float16: 0.04 % of the largest value (limit 0.195 %)'
-        """
-        limit = f"(limit {100 * self.limit:.3g} %)"
-        return f"within the rounding of {self.precision}: {_percent(self.error)} {limit}"
 
 
 def identify_resampling(
@@ -161,18 +132,9 @@ def ranked(table: Tensor, sizes: FrameSizes, result: Tensor) -> list[tuple[float
     return _by_error(tried, table, sizes, result, largest) + some[BEST:]
 
 
-def tokens_of(
-    convention: Convention,
-    table: Tensor,
-    sizes: FrameSizes,
-    weights_in: torch.dtype = torch.float64,
-) -> Tensor:
-    """``Convention.tokens`` of a tensor; ``weights_in`` is the dtype to which weights are rounded."""
-
-    def rounded(weights: Array) -> Array:
-        return torch.from_numpy(weights).to(weights_in).double().numpy()
-
-    return torch.from_numpy(convention.tokens(table.numpy(), sizes, rounded))
+def tokens_of(convention: Convention, table: Tensor, sizes: FrameSizes) -> Tensor:
+    """``Convention.tokens`` of a tensor."""
+    return torch.from_numpy(convention.tokens(table.numpy(), sizes))
 
 
 def _by_error(
@@ -191,60 +153,20 @@ def _share(difference: Tensor, largest: Tensor) -> float:
     return (difference.abs().max() / largest).item()
 
 
-def rounding(
-    convention: Convention,
-    table: Tensor,
-    sizes: FrameSizes,
-    result: Tensor,
-    stored_in: torch.dtype = torch.float64,
-) -> Rounding | None:
-    """The precision whose rounding explains how far a result is from a convention.
+def rounding_of(table: Tensor, result: Tensor, dtype: str | None = None) -> tuple[str, float]:
+    """The precision of a port, and the largest error that it explains.
 
-    A half dtype explains it only where there is a sign of it: the table is stored in it; all
-    numbers of the result are numbers of that dtype; or to round table or weights brings ours nearer
-    to the result. So a port that computes in float32 with an error of 0.3 % is not called right.
-
-    Args:
-        convention: what the result is compared with.
-        table: with sizes and result as ``checked`` returns them.
-        sizes: see table.
-        result: see table.
-        stored_in: the dtype in which the table was given.
-
-    Returns:
-        That precision, or None where none of the three explains it.
+    It is ``dtype`` or, without it, the smallest in which the table or the result is stored.
     """
-    largest = result.abs().max()
-    exact = tokens_of(convention, table, sizes)
-    error = _share(result - exact, largest)
-    float32_limit = POSITIONS_IN_FLOAT32 * max(table.shape[:2])
-    if error <= float32_limit:
-        return Rounding("float32", error, float32_limit)
-    # What bfloat16 can hold, float16 can hold as well, so bfloat16 is looked for first.
-    for dtype, precision in [(torch.bfloat16, "bfloat16"), (torch.float16, "float16")]:
-        limit = HALF_STEPS * torch.finfo(dtype).eps
-        if error > limit:
-            continue
-        rounded_table = table.to(dtype).double()
-        simulated = {
-            "the table": tokens_of(convention, rounded_table, sizes),
-            "the weights": tokens_of(convention, table, sizes, weights_in=dtype),
-            "table and weights": tokens_of(convention, rounded_table, sizes, weights_in=dtype),
-        }
-        for rounded, tokens in simulated.items():
-            left = _share(result - tokens, largest)
-            if left <= float32_limit:
-                return Rounding(f"float32 with {rounded} in {precision}", left, float32_limit)
-        nearest = min((result - tokens).square().mean() for tokens in simulated.values())
-        is_nearer = nearest < LESS**2 * (result - exact).square().mean()
-        is_result_rounded = (result.to(dtype) == result).all()
-        if is_nearer or is_result_rounded or stored_in == dtype:
-            return Rounding(precision, error, limit)
-    return None
+    for name, half in HALF.items():
+        if dtype == name or (dtype is None and half in (table.dtype, result.dtype)):
+            return name, HALF_STEPS * torch.finfo(half).eps
+    height, width, _ = table.shape[-3:]
+    return "float32", POSITIONS_IN_FLOAT32 * max(height, width)
 
 
 def verdict(
-    reference: Convention, table: Tensor, size: Any, result: Tensor
+    reference: Convention, table: Tensor, size: Any, result: Tensor, dtype: str | None = None
 ) -> tuple[bool, list[str]]:
     """Whether a port follows the reference; and in lines how far it and the nearest ones are.
 
@@ -255,47 +177,35 @@ def verdict(
         table: with size and result as for ``identify_resampling``.
         size: see table.
         result: see table.
+        dtype: in which the port computes, if that is not the dtype of the table or the result.
 
     Raises:
         ValueError: as ``identify_resampling``; sizes that the reference does not allow.
     """
-    given = checked(table, size, result)
-    ranking = ranked(*given)
+    given, sizes, tokens = checked(table, size, result)
+    ranking = ranked(given, sizes, tokens)
     if all(convention != reference for _, convention in ranking):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
-    smallest, best = ranking[0]
-    table_in, sizes, tokens = given
-    error = _share(tokens - tokens_of(reference, table_in, sizes), tokens.abs().max())
-    explained = rounding(reference, *given, stored_in=table.dtype)
-    if explained and smallest + EXACT >= MUCH_NEARER * error:
-        first = f"equal to the reference, {explained.words()}. The nearest:"
-        return True, [first, *_lines(ranking[:SHOWN], reference), *_as_near(ranking, error)]
-    explained = rounding(best, *given, stored_in=table.dtype)
-    if explained:
-        first = f"different from the reference: {_percent(error)}. The port follows another,"
-        lines = _lines(ranking[:SHOWN], reference)
-        return False, [f"{first} {explained.words()}:", *lines, *_as_near(ranking, smallest)]
-    first = f"none of the known ones: the nearest is {_percent(smallest)} away, not by rounding"
-    if smallest > NO_GUESS:
-        return False, [first, *_lines([(error, reference)], reference)]
-    return False, [f"{first}. The nearest:", *_lines(ranking[:SHOWN], reference)]
+    precision, limit = rounding_of(table, result, dtype)
+    error = _share(tokens - tokens_of(reference, given, sizes), tokens.abs().max())
+    smallest, _ = ranking[0]
+    is_equal = error <= limit and smallest + EXACT >= MUCH_NEARER * error
+    if is_equal:
+        first = f"equal to the reference, within the rounding of {precision}"
+    elif smallest <= limit:
+        first = f"different from the reference; the port follows another, within the rounding of {precision}"
+    else:
+        first = f"none of the known ones: the nearest is not within the rounding of {precision}"
+    lines = [f"{first} (reference {_percent(error)}, limit {_percent(limit)}). The nearest:"]
+    for off, convention in ranking[:SHOWN]:
+        lines.append(f"{100 * off:10.3g} %  {convention.differences(reference)}")
+    as_near = sum(MUCH_NEARER * other <= smallest + EXACT for other, _ in ranking)
+    if as_near > 1:
+        lines.append(
+            f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"
+        )
+    return is_equal, lines
 
 
 def _percent(error: float) -> str:
     return f"{100 * error:.3g} % of the largest value"
-
-
-def _lines(found: list[tuple[float, Convention]], reference: Convention) -> list[str]:
-    """How far each convention is, and how it differs from the reference."""
-    lines = []
-    for error, convention in found:
-        lines.append(f"{100 * error:10.3g} %  {convention.differences(reference)}")
-    return lines
-
-
-def _as_near(ranking: list[tuple[float, Convention]], error: float) -> list[str]:
-    """A line about the conventions that these sizes and numbers do not tell apart."""
-    count = sum(MUCH_NEARER * other <= error + EXACT for other, _ in ranking)
-    if count == 1:
-        return []
-    return [f"{count} conventions are as near; other sizes, or float32, may tell them apart"]
