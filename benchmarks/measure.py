@@ -27,7 +27,7 @@ import races
 import whole_models
 from tabulate import tabulate
 
-from timm_naflex_fast.measure.output import provenance, write_json
+from timm_naflex_fast.measure.output import provenance, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUR_BLOCKS = (
@@ -143,7 +143,7 @@ def main() -> None:
         if not options.tiny:
             file = _result_file(name)
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, record)
+            file.write_text(to_json(record), encoding="utf-8")
 
 
 def _todo(tiny: bool) -> Sequence[str]:

@@ -238,4 +238,4 @@ def test_ports_that_erred_are_named(family, port, words, identify):
     code, out = identify(table, ASKED, result.bfloat16(), "--family", family)
     first, nearest, *_ = out.splitlines()
     assert code == 1 and nearest.endswith(f" %  {words}")
-    assert float(re.search(r"(\S+) %", first)[1]) > 10
+    assert float(re.search(r"reference (\S+) %", first)[1]) > 10

@@ -3,9 +3,7 @@
 import argparse
 import io
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -137,37 +135,6 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(buffering):
         run.stdout.close()
         err = run.stderr.read()
     assert (run.returncode, err) == (141, "looking at this installation ...\n")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="a shell closes them there")
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
-def test_a_stream_that_is_closed_is_no_error(closed):
-    line = f"{shlex.join([*COMMAND, 'info'])} {closed}"
-    run = subprocess.run(line, shell=True, capture_output=True, text=True)
-    assert run.returncode == 0
-    assert "Traceback" not in run.stderr
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
-def test_a_full_disk_behind_stdout_is_one_line(buffering):
-    with open("/dev/full", "w") as full:
-        run = subprocess.run([*COMMAND, "info"], stdout=full, stderr=-1, text=True)
-    first = "looking at this installation ..."
-    line = "naflex-fast info: [Errno 28] No space left on device"
-    assert (run.returncode, run.stderr.splitlines()) == (2, [first, line])
-
-
-def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
-    """Libraries in C++ take them so; one of them ended the process."""
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    say = (
-        "import sys; from timm_naflex_fast.cli import main as cli; sys.argv[1:] = ['info'];"
-        "cli.call = lambda *_: print(sys.getfilesystemencoding()) or 0; sys.exit(cli.main())"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", say], env={**os.environ, **plain}, capture_output=True, text=True
-    )
-    assert (run.returncode, run.stdout) == (0, "utf-8\n"), run.stderr
 
 
 def found(options):

@@ -1,9 +1,7 @@
 """What bench and drift read and write: folders as people have them, provenance, files, tables."""
 
-import errno
 import json
 import os
-import re
 from unittest.mock import Mock
 
 import pytest
@@ -67,52 +65,6 @@ def test_to_ask_whether_a_file_can_be_written_changes_nothing(tmp_path):
     assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
 
 
-def test_a_name_that_is_not_utf_8_is_told(tmp_path):
-    file = os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.onnx")
-    with pytest.raises(ValueError, match=r"m\\udcff.onnx: a file's name must be UTF-8"):
-        output.check_writable(file)
-
-
-def test_a_folder_in_which_nothing_can_be_made_is_told_with_the_files_name(tmp_path, monkeypatch):
-    full = Mock(side_effect=OSError(errno.EACCES, "Permission denied"))
-    monkeypatch.setattr(output.tempfile, "TemporaryFile", full)
-    with pytest.raises(PermissionError, match=r"Permission denied: '.*old\.json'"):
-        output.check_writable(tmp_path / "old.json")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="only there files can be limited")
-def test_all_files_of_a_report_are_written_or_none(tmp_path):
-    import resource
-
-    old, new = tmp_path / "old.md", tmp_path / "new.html"
-    old.write_text("kept")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as on a full disk
-    try:
-        with pytest.raises(OSError, match=re.escape(str(new))):
-            output.write_files({old: "short", new: "long" * 4096})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
-    output.write_files({old: "short", new: "long"})
-    assert (old.read_text(), new.read_text()) == ("short", "long")
-    assert sorted(tmp_path.iterdir()) == [new, old]
-
-
-def test_a_link_to_a_file_stays_a_link(tmp_path):
-    (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
-    output.write_json(tmp_path / "link.json", {"a": 1})
-    assert (tmp_path / "link.json").is_symlink()
-    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
-
-
-@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
-def test_a_pipe_or_a_folder_is_refused_and_not_replaced(kind, tmp_path):
-    kind(tmp_path / "there")
-    with pytest.raises(OSError, match="there is a folder, a pipe or a device"):
-        output.check_writable(tmp_path / "there")
-
-
 def test_what_is_no_number_is_null_in_json(tmp_path):
     file = tmp_path / "a.json"
     output.write_json(file, {"a": [float("inf"), float("nan"), 1.5]})
@@ -134,25 +86,3 @@ def test_figures_stand_to_the_right_and_words_to_the_left():
         "stock    1  1.0 %     -",
         "us     234  noise   < 5",
     ]
-
-
-def test_a_table_that_is_wider_than_the_terminal_is_a_list(monkeypatch):
-    lines = [
-        {"who": "stock", "what it is": "the loop of the library", "ms": "1", "": "right"},
-        {"who": "us", "ms": "234"},
-    ]
-    whole = table(lines)
-    width = max(map(len, whole.splitlines()))
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert table(lines) == whole
-    monkeypatch.setenv("COLUMNS", "24")
-    assert table(lines).split("\n") == [
-        "stock",
-        "  what it is: the loop",
-        "    of the library",
-        "  ms: 1",
-        "  right",
-        "us",
-        "  ms: 234",
-    ]
-    assert table([]) == ""

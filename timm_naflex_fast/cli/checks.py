@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from ..measure.images import Source, read
-from ..measure.output import check_name
 from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
@@ -30,14 +29,13 @@ def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model, or a checkpoint that holds no weights or whose name is not UTF-8.
+        ValueError: no model, or a checkpoint that holds no weights.
         FileNotFoundError: no such checkpoint, or a folder without weights.
     """
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
     if options.checkpoint:
-        check_name(options.checkpoint)
         find_weights(options.checkpoint)
 
 

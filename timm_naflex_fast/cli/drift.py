@@ -22,7 +22,7 @@ from . import against
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
 # In the report's table of facts: what "but for rounding" meant here.
-ROUNDING = "2e-06 of its length, and the last bit in {dtype}"
+ROUNDING = "2e-06 of the largest number of its token or its channel, and the last bit in {dtype}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..measure.models import add_model_arguments, load_model
 from ..measure.output import (
-    check_name,
     check_writable,
     positive,
     printable,
@@ -73,7 +72,6 @@ def export(options: argparse.Namespace) -> int:
     check_model_options(options)
     runtimes = runtimes_for(out)
     check_writable(out)
-    check_name(out.resolve())  # the runtimes get the whole path
     announce(f"loading {options.model} ...")
     # It imports torch and timm: whatever is wrong with the options has been told by now.
     from ..measure import export as work

@@ -9,7 +9,7 @@ from typing import Any
 from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint, load_model
-from ..measure.output import check_name, positive, progress, provenance
+from ..measure.output import positive, progress, provenance
 from ..measure.weight_files import find_weights
 from .against import FILTERS
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
@@ -102,7 +102,6 @@ def record(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace, out: Path) -> None:
     """Find out before the work whether it can be done; errors as ``record``."""
     check_model_options(options)
-    check_name(out)
     if out.exists() and not options.force:
         raise FileExistsError(f"{out} is there already; --force replaces it")
     if out.exists() and not (out / "recording.json").is_file():

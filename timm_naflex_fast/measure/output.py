@@ -11,9 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,72 +69,17 @@ def progress(what: str, total: float) -> Any:
     )
 
 
-def check_name(file: str | Path) -> None:
-    """Find out whether a file's name is text: libraries in C++ and in Rust take no other.
-
-    Raises:
-        ValueError: it is not.
-    """
-    try:
-        os.fspath(file).encode()
-    except UnicodeEncodeError as problem:
-        raise ValueError(f"{printable(file)}: a file's name must be UTF-8") from problem
-
-
 def check_writable(file: str | Path) -> None:
     """Find out before the measurement whether a result can be written; what is there stays.
 
     Raises:
-        OSError: ``file`` cannot be written, or is a pipe or a device; names it.
-        ValueError: its name is not UTF-8.
+        OSError: it cannot.
     """
-    check_name(file)
-    path = Path(file).resolve()
-    # Files take their place as a whole, and a pipe or /dev/null must not lose its own.
-    if path.exists() and not path.is_file():
-        raise OSError(f"{file} is a folder, a pipe or a device; valid: the name of a file")
-    with errors_about(file):
-        if path.exists():
-            path.open("ab").close()
-        # Files are written beside their place first, so this is what must be possible.
-        tempfile.TemporaryFile(dir=path.parent).close()
-
-
-@contextmanager
-def errors_about(file: str | Path) -> Iterator[None]:
-    """Inside, an OSError names ``file``: that of a full disk names nothing."""
-    try:
-        yield
-    except OSError as problem:
-        raise OSError(problem.errno, problem.strerror, str(file)) from problem
-
-
-def write_files(texts: Mapping[Path, str]) -> None:
-    """Write all files of a report, or none of them; bytes that are no text become escapes.
-
-    Args:
-        texts: {file: its text}.
-
-    Raises:
-        OSError: one cannot be written; names it. What was there before, is there.
-    """
-    with ExitStack() as parts:
-        whole = {}
-        for file, text in texts.items():
-            place = file.resolve()
-            with errors_about(file):
-                folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".naflex-fast-")
-                part = Path(parts.enter_context(folder), place.name)
-                part.write_text(text, encoding="utf-8", errors="backslashreplace")
-            whole[part] = place
-        # Each is on the disk now, as a whole: to take a place needs no more room.
-        for part, place in whole.items():
-            part.replace(place)
-
-
-def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as one JSON object."""
-    write_files({Path(file): to_json(record)})
+    path = Path(file)
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
 
 
 def to_json(record: Mapping[str, Any]) -> str:

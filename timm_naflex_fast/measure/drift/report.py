@@ -7,7 +7,7 @@ from typing import Any
 
 from ...names import STRATEGY_NAMES
 from ..contenders import CONTENDERS
-from ..output import number, to_json, write_files
+from ..output import number, to_json
 from . import FILES
 from .survey import Drift, Survey
 
@@ -129,7 +129,7 @@ def write(report: Report, folder: str | Path) -> list[Path]:
         "plots": plots,
     }
     json_file, page = [Path(folder, name) for name in FILES]
-    texts = {json_file: to_json(report.as_json())}
-    texts[page] = environment.get_template("report.html.j2").render(known)
-    write_files(texts)
-    return list(texts)
+    json_file.write_text(to_json(report.as_json()), encoding="utf-8")
+    text = environment.get_template("report.html.j2").render(known)
+    page.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return [json_file, page]

@@ -16,7 +16,7 @@ from ..pipelines import recorded
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
 Tensors = dict[str, Tensor]
 FLOAT32 = 2e-6
-"""What sums in float32 may move a token by, as a share of its length."""
+"""What sums in float32 may move a number by, as a share of the largest near it."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Drift:
     Attributes:
         embed_max_abs: largest absolute difference of the embedded tokens (valid ones), in the
             embeddings' units.
-        embed_roundings: the largest difference of a token, as a share of its length, over what
-            rounding moves; up to 1 nothing but rounding differs.
+        embed_roundings: the largest difference, as a share of the largest number of its token or
+            its channel (the smaller one), over what rounding moves; up to 1 nothing but rounding
+            differs.
         embed_rel_rms: root mean square of the differences over that of timm's embeddings.
         pooled_cosine_distance: 1 - cosine of the outputs, mean over images; over the tokens of all
             images for a model that pools nothing.
@@ -155,12 +156,15 @@ def _compare(ours: Tensors, timms: Tensors) -> Tensors:
     """
     tokens = timms["tokens"]  # (B, N, C), 0 for padding
     moves = ours["tokens"] - tokens
-    shares = moves.norm(dim=-1) / tokens.norm(dim=-1).clamp(min=1e-30)  # (B, N)
+    # An outlier of one token, or of one channel, excuses nothing elsewhere.
+    sizes = tokens.abs()
+    scale = torch.minimum(sizes.amax(-1, keepdim=True), sizes.amax((0, 1)))  # (B, N, C)
+    shares = moves.abs() / scale.clamp(min=1e-30)
     results = {
         "squares": tokens.square().sum((1, 2)),
         "moved": moves.square().sum((1, 2)),
         "largest_move": moves.abs().amax((1, 2)),
-        "largest_share": shares.amax(1),
+        "largest_share": shares.amax((1, 2)),
         "distance": cosine_distance(ours["output"], timms["output"]),
     }
     if "classes" in ours:
@@ -210,7 +214,7 @@ def _of_patches(tokens: Tensor, valid: Tensor) -> Tensor:
 
 
 def _drift(found: Tensors, rounding: float) -> Drift:
-    """The figures of all images; ``rounding``: what it may move a token by, as a share."""
+    """The figures of all images; ``rounding``: what it may move a number by, as a share."""
     means = {key: found[key].mean().item() for key in ("same", "right") if key in found}
     return Drift(
         embed_max_abs=found["largest_move"].max().item(),
