@@ -57,7 +57,7 @@ def test_the_packages_names_are_found_when_asked_for():
     [(KeyboardInterrupt(), 130, "interrupted"), (ValueError("a\nb\x1b["), 2, "a\\nb\\x1b[")],
 )
 def test_whatever_stops_a_command_is_one_line_of_text(error, status, line, monkeypatch, capsys):
-    monkeypatch.setattr("timm_naflex_fast.cli.main.import_module", Mock(side_effect=error))
+    monkeypatch.setattr("timm_naflex_fast.cli.info.info", Mock(side_effect=error))
     assert main(["info"]) == status
     assert capsys.readouterr().err == f"naflex-fast info: {line}\n"
 

@@ -65,10 +65,9 @@ def test_to_ask_whether_a_file_can_be_written_changes_nothing(tmp_path):
     assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
 
 
-def test_what_is_no_number_is_null_in_json(tmp_path):
-    file = tmp_path / "a.json"
-    output.write_json(file, {"a": [float("inf"), float("nan"), 1.5]})
-    assert json.loads(file.read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
+def test_what_is_no_number_is_null_in_json():
+    text = output.to_json({"a": [float("inf"), float("nan"), 1.5]})
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
 
 
 def test_text_for_a_terminal_is_one_line():

@@ -6,8 +6,6 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from tests.support.numpy_tower import Port, weights_of
-
 PATCH = 8
 LENGTH = 36  # most patches
 # (height, width): none fills all patches; the first is nearly square.
@@ -63,18 +61,9 @@ def reference():
     return model, recording_of(model, smooth_pictures())
 
 
-def port_of(model, length=LENGTH, **mistake):
-    return Port(weights_of(model), model.blocks[0].attn.num_heads, length, **mistake)
-
-
 def compared(recording, ports, precision="float32"):
     """The comparison of the stages that a port wrote."""
     from timm_naflex_fast.recordings.compare import compare_recordings
     from timm_naflex_fast.recordings.format import Port
 
     return compare_recordings(recording, Port(ports, precision))
-
-
-def run_port(port, recording):
-    """A port's stages, from the recording's pixels."""
-    return [port(own["grid"], own["pixels"]) for own in recording.stages]

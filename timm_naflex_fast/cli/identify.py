@@ -59,8 +59,12 @@ def identify(options: argparse.Namespace) -> int:
         OSError: a file cannot be read.
     """
     arrays: dict[str, Any] = {}
+    dtype = options.dtype
     for file in options.files:
-        arrays.update(read_arrays(Path(file)))
+        found, precision = read_arrays(Path(file))
+        arrays.update(found)
+        if precision != "float32":
+            dtype = dtype or precision
     for name in NEEDED:
         if name not in arrays:
             there = ", ".join(arrays) or "nothing"
@@ -78,13 +82,15 @@ def identify(options: argparse.Namespace) -> int:
     except TypeError as problem:
         raise ValueError(f"{', '.join(NEEDED)} must hold numbers: {problem}") from problem
     reference = Convention(**FAMILIES[options.family])
-    is_equal, lines = verdict(reference, table, sizes, result, options.dtype)
+    is_equal, lines = verdict(reference, table, sizes, result, dtype)
     print("\n".join(lines))
     return int(not is_equal)
 
 
-def read_arrays(file: Path) -> dict[str, Any]:
-    """A file's arrays by name. A .npy file's array has the file's name.
+def read_arrays(file: Path) -> tuple[dict[str, Any], str]:
+    """A file's arrays by name, and the precision in which they are stored.
+
+    A .npy file's array has the file's name.
 
     Raises:
         ValueError: another kind of file, or one that is damaged.
@@ -92,16 +98,16 @@ def read_arrays(file: Path) -> dict[str, Any]:
     """
     import numpy as np
 
+    from ..recordings.format import read_safetensors
+
     try:
         match file.suffix.lower():
             case ".safetensors":
-                from safetensors.torch import load_file  # NumPy has no bfloat16
-
-                return load_file(file)
+                return read_safetensors(file)
             case ".npz":
-                return dict(np.load(file))
+                return dict(np.load(file)), "float32"
             case ".npy":
-                return {file.stem: np.load(file)}
+                return {file.stem: np.load(file)}, "float32"
     except OSError:
         raise
     except Exception as problem:  # each reader has errors of its own for a damaged file

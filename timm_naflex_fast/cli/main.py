@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         module.add_arguments(own)
         own.set_defaults(action=getattr(module, name), parser=own)
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
     options, more = parser.parse_known_args(argv)
     if more:
         options.parser.error(f"unrecognized arguments: {' '.join(more)}")

@@ -214,8 +214,8 @@ def recorded_mistakes(
 ) -> list[tuple[str, Array]]:
     """What known mistakes give at a stage of a picture, with their words.
 
-    Only those that show first at the stage ``first``, or at one before it that the port did not
-    write: others would have shown there.
+    Only those that do not show later than at the stage ``first``, and show at no earlier stage that
+    the port wrote: there they did not give its numbers, and later limits are wider.
     """
     order = reference.order
     found = []
@@ -223,7 +223,7 @@ def recorded_mistakes(
         numbers = reference.mistakes.get(f"{mistake['name']}/{picture:03}.{stage}")
         shows = mistake["stage"]
         is_later = order.index(shows) > order.index(first)
-        is_earlier = shows in port.stages[picture] and shows != first
+        is_earlier = shows in port.stages[picture] and order.index(shows) < order.index(stage)
         if numbers is not None and not is_later and not is_earlier:
             found.append((mistake, numbers))
     if stage == "grid":

@@ -17,7 +17,7 @@ def cells(row: Row) -> dict[str, str]:
         "RMS difference": f"{row.rms:.2g}",
         "largest number": f"{row.scale:.3g}",
         "share": f"{row.share:.1e}",
-        "limit": f"{row.limit:.1e}",
+        "limit": f"{row.limit:.1e}",  # inf: not judged
         "pictures beyond it": f"{len(row.parting)} of {row.compared}",
     }
 
