@@ -28,7 +28,7 @@ from typing import Any
 
 import nox
 
-from timm_naflex_fast.measure.output import provenance
+from timm_naflex_fast.commands.measure.output import provenance
 
 ROOT = Path(__file__).resolve().parent
 nox.options.sessions = ["pairing", "timm_tests"]

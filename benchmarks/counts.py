@@ -17,8 +17,8 @@ from pos_embed import PLAIN_ADD, WORKLOADS, race
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.measure.bench import model as whole
-from timm_naflex_fast.measure.bench.workloads import coordinates, siglip_grids
+from timm_naflex_fast.commands.measure.bench import model as whole
+from timm_naflex_fast.commands.measure.bench.workloads import coordinates, siglip_grids
 
 Rows = list[dict[str, Any]]
 TRACEABLE = "matmul, traceable"

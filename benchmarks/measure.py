@@ -27,7 +27,7 @@ import races
 import whole_models
 from tabulate import tabulate
 
-from timm_naflex_fast.measure.output import provenance, to_json
+from timm_naflex_fast.commands.measure.output import provenance, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUR_BLOCKS = (

@@ -23,8 +23,8 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from timm_naflex_fast.measure.bench.race import Row
-from timm_naflex_fast.measure.bench.workloads import (
+from timm_naflex_fast.commands.measure.bench.race import Row
+from timm_naflex_fast.commands.measure.bench.workloads import (
     Draw,
     Grid,
     Workload,
@@ -32,7 +32,7 @@ from timm_naflex_fast.measure.bench.workloads import (
     fit_aspect,
     siglip_grids,
 )
-from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS, use
+from timm_naflex_fast.commands.measure.contenders import BASELINE, CONTENDERS, use
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patching.library import original
 from timm_naflex_fast.patching.timm import EMBEDS

@@ -20,12 +20,12 @@ from racing import Race, Timed, time_race
 from torch import Tensor
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.measure import export
-from timm_naflex_fast.measure.bench.model import random_batch
-from timm_naflex_fast.measure.bench.race import Row
-from timm_naflex_fast.measure.bench.workloads import coordinates
-from timm_naflex_fast.measure.contenders import BASELINE
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.commands.measure import export
+from timm_naflex_fast.commands.measure.bench.model import random_batch
+from timm_naflex_fast.commands.measure.bench.race import Row
+from timm_naflex_fast.commands.measure.bench.workloads import coordinates
+from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.resampling import kept
 
 HEADS = 6

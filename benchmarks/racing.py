@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from timm_naflex_fast.measure.bench.race import LEAST_ROUNDS, Row, now, rows, turns
+from timm_naflex_fast.commands.measure.bench.race import LEAST_ROUNDS, Row, now, rows, turns
 
 NEAREST_32_MIB = 31 * 2**20
 

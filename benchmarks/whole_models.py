@@ -13,10 +13,10 @@ from racing import Race, Timed, time_race
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from timm_naflex_fast.measure.bench.model import Steps, chosen, make_step, random_batch
-from timm_naflex_fast.measure.bench.race import WARMUPS, Row, now
-from timm_naflex_fast.measure.contenders import BASELINE
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.commands.measure.bench.model import Steps, chosen, make_step, random_batch
+from timm_naflex_fast.commands.measure.bench.race import WARMUPS, Row, now
+from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.models import load_model
 
 CONTENDERS = (BASELINE, "matmul")
 

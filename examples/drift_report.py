@@ -14,9 +14,9 @@ import sys
 
 import digits
 
-from timm_naflex_fast.cli import drift
-from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.models import load_errors
+from timm_naflex_fast.commands.cli import drift
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.commands.measure.models import load_errors
 
 
 def report(options: argparse.Namespace) -> int:

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from timm_naflex_fast.commands.measure.output import positive
 from timm_naflex_fast.functional import resize_matrix
-from timm_naflex_fast.measure.output import positive
 
 Size = tuple[int, int]
 Form = Callable[[Tensor, list[Size]], list[Tensor]]

@@ -35,10 +35,11 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 import timm_naflex_fast
-from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.images import convert, eval_transform, image_files
-from timm_naflex_fast.measure.models import fingerprint, load_model
-from timm_naflex_fast.measure.output import positive
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.commands.measure.images import eval_transform, image_files
+from timm_naflex_fast.commands.measure.models import fingerprint, load_model
+from timm_naflex_fast.commands.measure.output import positive
+from timm_naflex_fast.pictures import convert
 
 MODELS = {
     "timm": "naflexvit_base_patch16_siglip.v2_webli",

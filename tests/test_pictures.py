@@ -9,7 +9,7 @@ from PIL import Image
 from timm.models.naflexvit import NaFlexVitCfg
 
 from tests.support.oracles import seeded, small_vit
-from timm_naflex_fast.measure.export import describe
+from timm_naflex_fast.commands.measure.export import describe
 from timm_naflex_fast.pictures import patches_of
 
 

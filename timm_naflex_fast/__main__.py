@@ -1,6 +1,6 @@
 """``python -m timm_naflex_fast`` is the command ``naflex-fast``."""
 
-from .cli.main import main
+from .commands.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

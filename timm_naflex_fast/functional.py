@@ -4,7 +4,8 @@ Functions that end in ``_`` add into their first argument in place and return it
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +15,22 @@ from .batch.checks import check_interpolation, check_numbers, check_size
 from .batch.layout import Coordinates, Sizes, check_tokens, coordinates_of
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
-from .recordings.identify import identify_resampling
 from .resampling.matrices import axis_matrix
 from .resampling.spec import LOOP, ResizeSpec
 from .resampling.tables import FactorizedTables, LearnedTable
 from .strategies import STRATEGIES, Strategy
 from .tracing import context_of
+
+if TYPE_CHECKING:
+    from .commands.recordings.identify import identify_resampling
+else:
+
+    def __getattr__(name: str) -> object:
+        """The name has been here since its first release; the function belongs to the commands."""
+        if name == "identify_resampling":
+            return import_module(".commands.recordings.identify", __package__).identify_resampling
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "add_factorized_pos_embed_",

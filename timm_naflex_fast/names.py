@@ -2,7 +2,7 @@
 
 Nothing here needs torch: ``--help`` answers without it.
 
-Tests: tests/cli/test_errors_first.py.
+Tests: tests/commands/cli/test_errors_first.py.
 """
 
 import difflib

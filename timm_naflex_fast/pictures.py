@@ -6,11 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .measure.export import CHANNELS_FIRST
-from .measure.images import convert, patch_transform
-
 INPUTS = ("patches", "patch_coord", "patch_valid")
+CHANNELS_FIRST = "channel, y, x"
 NEEDED = ("patch_size", "patch_order", "channels", "mean", "std", "interpolation", "max_seq_len")
+
+SCALED = "with 16 or 32 bits per pixel, scaled to 8 bits"
+TURNED = "turned upright, as their EXIF data say"
+FRAMES = "with further frames, of which the first is taken"
+EXIF_ORIENTATION = 0x0112
 
 
 def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> dict[str, Tensor]:
@@ -83,3 +86,82 @@ def _transform(settings: Mapping[str, str]) -> Any:
         interpolation=settings["interpolation"],
         max_seq_len=int(settings["max_seq_len"]),
     )
+
+
+def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
+    """A PIL image in 8 bits, upright, and what had to be done: of ``SCALED``, ``TURNED``, ``FRAMES``.
+
+    Pillow alone would make numbers beyond 255 white, and leave a photo as the camera lay. All else
+    is Pillow's own conversion: it drops an alpha channel.
+
+    Args:
+        image: as ``Image.open`` gives it.
+        colours: Pillow's mode of the result, "L" or "RGB".
+
+    Raises:
+        ValueError: infinity or NaN among its numbers.
+    """
+    from PIL import ImageOps
+
+    done = []
+    # Asked before the picture is decoded: to look for more of them moves to the next.
+    if getattr(image, "is_animated", False):
+        done.append(FRAMES)
+    image.load()  # first: while it decodes a TIFF, Pillow turns it itself
+    if orientation(image) in range(2, 9):
+        image = ImageOps.exif_transpose(image)
+        done.append(TURNED)
+    if image.mode.startswith(("F", "I")):
+        image = _scaled(image)
+        done.append(SCALED)
+    return image.convert(colours), done
+
+
+def orientation(image: Any) -> int:
+    """How the picture lies, as EXIF numbers it; 1 is upright."""
+    from PIL.Image import Image
+
+    try:
+        # The method of Pillow's PNG images would decode one to look for EXIF data.
+        return Image.getexif(image).get(EXIF_ORIENTATION, 1)
+    except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
+        return 1
+
+
+def _scaled(image: Any) -> Any:
+    """A gray image of 16 or 32 bits, integers or floats, in 8 bits.
+
+    0 becomes black; 65535 becomes white, or 1.0 where the numbers are floats, or 255 where they are
+    integers of 32 bits and none is larger. Where a number lies outside, the picture's smallest
+    number becomes black and its largest white.
+    """
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it holds infinity or NaN")
+    black = 0.0
+    white = 1.0 if image.mode == "F" else 65535.0
+    if image.mode == "I" and values.max() <= 255:  # 8 bits in a wider array
+        white = 255.0
+    if values.min() < black or values.max() > white:
+        black = values.min()
+        white = max(values.max(), black + 1e-6)  # all numbers may be the same one
+    # From black to white, 0 to 255.
+    shares = (values - black) / (white - black)
+    return Image.fromarray(np.round(255 * shares).astype(np.uint8))
+
+
+def patch_transform(channels_last: bool, **settings: Any) -> Any:
+    """timm's eval transform, from a PIL image to its patches.
+
+    Args:
+        channels_last: whether a patch is (y, x, channel), and not (channel, y, x).
+        settings: patch_size, mean, std, interpolation and max_seq_len, as timm takes them.
+    """
+    from timm.data import create_transform
+
+    if not channels_last:
+        settings["patchify_channels_last"] = False
+    return create_transform(naflex=True, patchify=True, **settings)

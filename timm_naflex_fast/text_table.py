@@ -1,6 +1,6 @@
 """Tables of text, for terminals.
 
-Tests: tests/measure/test_files.py.
+Tests: tests/commands/measure/test_files.py.
 """
 
 import re

@@ -20,21 +20,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench.workloads import coordinates
-from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.measure.output import provenance
-from timm_naflex_fast.measure.pipelines import (
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.commands.measure.bench.workloads import coordinates
+from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.commands.measure.output import provenance
+from timm_naflex_fast.commands.measure.pipelines import (
     build_processor,
     build_tower,
     stages_of,
     timm_pipeline,
     transformers_pipeline,
 )
-from timm_naflex_fast.measure.record import inputs_of
+from timm_naflex_fast.commands.measure.record import inputs_of
+from timm_naflex_fast.commands.recordings.compare import compare_recordings
+from timm_naflex_fast.commands.recordings.format import (
+    Port,
+    Recording,
+    Stages,
+    read_port,
+    read_recording,
+)
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.recordings.compare import compare_recordings
-from timm_naflex_fast.recordings.format import Port, Recording, Stages, read_port, read_recording
 
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "recordings" / "siglip2_naflex_tiny"

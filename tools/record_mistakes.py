@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from safetensors.numpy import save_file
 
-from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.measure.record import describe_mistakes, known_mistakes, timm_source
-from timm_naflex_fast.recordings.format import read_recording
+from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.commands.measure.record import describe_mistakes, known_mistakes, timm_source
+from timm_naflex_fast.commands.recordings.format import read_recording
 
 KIT = Path(__file__).parents[1] / "recordings" / "siglip2_naflex_tiny"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"

@@ -272,7 +272,12 @@ def write(made: Path) -> None:
     """Write the recording and the result file from what ``run`` left in ``made``."""
     from PIL import Image
 
-    from timm_naflex_fast.recordings.format import Recording, sha256, stage_entry, write_recording
+    from timm_naflex_fast.commands.recordings.format import (
+        Recording,
+        sha256,
+        stage_entry,
+        write_recording,
+    )
 
     about = json.loads((made / "about.json").read_text(encoding="utf-8"))
     found = dict(np.load(made / "stages.npz"))
@@ -327,7 +332,7 @@ def write(made: Path) -> None:
 
 def limits(stage: str, moved: dict[str, dict[str, float]]) -> dict[str, float]:
     """The largest difference at a stage that counts as rounding, by precision."""
-    from timm_naflex_fast.recordings.format import float32_limit
+    from timm_naflex_fast.commands.recordings.format import float32_limit
 
     found = {"float32": float32_limit(stage)}
     if stage == "grid":
@@ -354,7 +359,7 @@ def write_weights(original: Path, folder: Path) -> None:
     from safetensors.torch import save_file
     from transformers import Siglip2ImageProcessor, Siglip2VisionConfig, Siglip2VisionModel
 
-    from timm_naflex_fast.measure.tower_names import to_transformers
+    from timm_naflex_fast.commands.measure.tower_names import to_transformers
 
     folder.mkdir()
     shutil.copy(original, folder / "big_vision.npz")

@@ -17,8 +17,8 @@ from tests.support.checks import slow
 from tests.support.oracles import OLD_TORCH, small_vit, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.cli.export import runtimes_for
-from timm_naflex_fast.measure import export
+from timm_naflex_fast.commands.cli.export import runtimes_for
+from timm_naflex_fast.commands.measure import export
 
 pytestmark = pytest.mark.skipif(
     OLD_TORCH or not hasattr(torch.compiler, "_is_exporting_flag"),

@@ -23,7 +23,7 @@ import torch
 from tests.support.oracles import BATCH, OLD_TORCH, far, relative, small_vit, trained
 from tests.support.running import running
 
-from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.functional import resample_pos_embeds
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import save, save_file
 
 from tests.support import tiny_siglip, tiny_siglip2
 from tests.support.running import ran
-from timm_naflex_fast.measure.images import EXIF_ORIENTATION, NaFlexImages, image_sources
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources
+from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.pictures import EXIF_ORIENTATION
 
 PHOTOS = ["a.jpg", "b.png", "d.webp", "more/c.jpg"]
 

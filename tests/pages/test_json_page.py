@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import tiny_siglip
-from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.measure.contenders import CONTENDERS
+from timm_naflex_fast.commands.cli.main import main
+from timm_naflex_fast.commands.measure.contenders import CONTENDERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 SMALL = ["--model", tiny_siglip.NAME, "--random-weights"]

@@ -10,7 +10,7 @@ from pos_embed import LEARNED, SAMPLED, WORKLOADS
 
 from tests.support.oracles import STOCK
 from tests.support.running import ran
-from timm_naflex_fast.measure.bench.workloads import coordinates
+from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import whole_models
 from racing import Race, Timed
 
 from timm_naflex_fast import status
-from timm_naflex_fast.measure.bench.model import Steps
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.commands.measure.bench.model import Steps
+from timm_naflex_fast.commands.measure.models import load_model
 
 
 def test_the_budget_gives_a_slow_contender_fewer_rounds_but_three_and_spreads_them(monkeypatch):

@@ -299,7 +299,7 @@ def run(recording, weights, pictures=None, mistakes=()):
 
 def weights_of(model):
     """A timm model's weights under transformers' names, as NumPy arrays."""
-    from timm_naflex_fast.measure.tower_names import to_transformers
+    from timm_naflex_fast.commands.measure.tower_names import to_transformers
 
     named = to_transformers(dict(model.state_dict()))
     return {name: one.double().numpy() for name, one in named.items()}

@@ -42,13 +42,13 @@ def tiny_model(**settings):
 
 
 def source_of(model, interpolation="bilinear", **options):
-    from timm_naflex_fast.measure.record import timm_source
+    from timm_naflex_fast.commands.measure.record import timm_source
 
     return timm_source(model, LENGTH, interpolation, **options)
 
 
 def recording_of(model, pictures, interpolation="bilinear", **options):
-    from timm_naflex_fast.measure.record import make_recording
+    from timm_naflex_fast.commands.measure.record import make_recording
 
     names = [f"picture {number}" for number in range(len(pictures))]
     return make_recording(source_of(model, interpolation, **options), pictures, names, {})
@@ -63,7 +63,7 @@ def reference():
 
 def compared(recording, ports, precision="float32"):
     """The comparison of the stages that a port wrote."""
-    from timm_naflex_fast.recordings.compare import compare_recordings
-    from timm_naflex_fast.recordings.format import Port
+    from timm_naflex_fast.commands.recordings.compare import compare_recordings
+    from timm_naflex_fast.commands.recordings.format import Port
 
     return compare_recordings(recording, Port(ports, precision))

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from timm_naflex_fast.measure.contenders import BASELINE
-from timm_naflex_fast.measure.drift.plots import curves
-from timm_naflex_fast.measure.drift.survey import GridDrift
+from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.drift.plots import curves
+from timm_naflex_fast.commands.measure.drift.survey import GridDrift
 
 from .results import OURS, RESULTS, ROOT, read_one
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from timm_naflex_fast.measure.bench.race import times_faster
-from timm_naflex_fast.measure.contenders import BASELINE
-from timm_naflex_fast.measure.output import number
+from timm_naflex_fast.commands.measure.bench.race import times_faster
+from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.output import number
 
 from .results import OURS, PLAIN_ADD, Row, measure_again, read, table
 

@@ -7,11 +7,11 @@ from dataclasses import fields
 
 from tabulate import tabulate
 
-from timm_naflex_fast.measure.contenders import BASELINE
-from timm_naflex_fast.measure.drift.report import cells
-from timm_naflex_fast.measure.drift.survey import Drift
-from timm_naflex_fast.measure.output import number
-from timm_naflex_fast.recordings.format import read_recording
+from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.drift.report import cells
+from timm_naflex_fast.commands.measure.drift.survey import Drift
+from timm_naflex_fast.commands.measure.output import number
+from timm_naflex_fast.commands.recordings.format import read_recording
 
 from .race_tables import STEP, races, ratio
 from .results import OURS, ROOT, Row, measure_again, read, read_one, table

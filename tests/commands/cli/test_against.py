@@ -1,0 +1,77 @@
+"""``naflex-fast drift --against transformers`` from end to end, on weights as transformers saves
+them."""
+
+import json
+
+import pytest
+
+from tests.support import tiny_siglip2
+from tests.support.running import ran
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.names import STRATEGY_NAMES
+
+pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
+
+MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli"]
+RECOGNISED = "transformers' Siglip2, 2 blocks, table 8 x 8"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("siglip2")
+    tiny_siglip2.whole_model().save_pretrained(folder, max_shard_size="200KB")
+    return str(folder)
+
+
+@ran(*STRATEGY_NAMES)
+def test_the_report_names_the_first_stage_and_the_likely_reason(weights, photos, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    given = ["drift", *MODEL, "--checkpoint", weights, "--images", str(photos)]
+    given += ["--max-seq-len", "64", "--against", "transformers", "--json", str(figures)]
+    assert cli.main(given) == 1  # timm parts
+    printed = capsys.readouterr().out
+    against = json.loads(figures.read_text())["against"]
+    assert RECOGNISED in printed
+    assert against["first"] == "pixels"
+    assert against["reasons"][0]["words"] == "pictures resized by bicubic"
+    assert all(line in printed for line in against["verdict"])
+
+
+@ran("matmul")
+@pytest.mark.parametrize("mend", ["--interpolation bilinear", "--stage-from patches"])
+def test_what_mends_it_mends_it(mend, weights, photos, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    given = ["drift", *MODEL, "--checkpoint", weights, "--images", str(photos), *mend.split()]
+    given += "--modes matmul --max-seq-len 64 --against transformers --json".split()
+    assert cli.main([*given, str(file)]) == 0
+    assert "equal within float32's rounding, on 4 pictures" in capsys.readouterr().out
+    against = json.loads(file.read_text())["against"]
+    assert against["first"] is None
+    assert list(against["modes"]) == ["matmul"]
+    stages = {row["stage"]: row for row in against["stages"]}
+    if "patches" in mend:
+        assert "pixels" not in stages
+        return
+    # The processor itself was asked, not timm's transform twice: it rounds pixels otherwise.
+    assert stages["pixels"]["largest"] > 0
+    assert "pooled (end to end)" in stages
+
+
+@ran("matmul")
+def test_export_takes_the_same_weights(weights, tmp_path, capsys):
+    out = tmp_path / "model.pt2"
+    assert cli.main(["export", *MODEL, "--checkpoint", weights, "--out", str(out)]) == 0
+    assert RECOGNISED in capsys.readouterr().out
+    assert out.is_file()
+
+
+@ran("matmul")
+def test_the_example_takes_the_same_weights(weights, photos, tmp_path, capsys):
+    import siglip2_embed
+
+    given = [str(photos), "--checkpoint", weights, "--out", str(tmp_path / "out.safetensors")]
+    assert siglip2_embed.main([*given, "--max-seq-len", "64", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert RECOGNISED in printed
+    assert "4 embeddings" in printed

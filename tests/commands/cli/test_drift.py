@@ -1,0 +1,88 @@
+"""``naflex-fast drift`` from end to end."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.running import ran
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.commands.measure.contenders import CONTENDERS
+from timm_naflex_fast.names import STRATEGY_NAMES
+
+SMALL = (
+    "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 16 "
+    "--model-kwargs depth=1 embed_dim=48 num_heads=2"
+).split()
+
+
+@pytest.mark.parametrize(
+    ("options", "missing", "says"),
+    [
+        (["--out", "report"], "matplotlib", r"pip install '.[report]'"),
+        ([], "skimage", "scikit-image's photos: pip install scikit-image"),
+        (["--against", "transformers"], "transformers", "pip install transformers"),
+        (["--against", "transformers", "--dtype", "bfloat16"], "none", "leave --dtype out"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
+    options, missing, says, photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("timm_naflex_fast.commands.cli.drift.load_model", None)
+    monkeypatch.setitem(sys.modules, missing, None)
+    if missing != "skimage":
+        options = [*options, "--images", str(photos)]
+    assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and not Path("report").exists()
+
+
+def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    # A line for each step, not only every ten seconds.
+    monkeypatch.setattr("timm_naflex_fast.commands.measure.output.QUIET_SECONDS", 0.0)
+    (photos / "broken.png").write_text("no image")
+    options = (
+        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 "
+        f"--model-kwargs depth=1 embed_dim=48 num_heads=2 --images {photos} --out {tmp_path}/report"
+    )
+    with ran(*STRATEGY_NAMES):
+        assert cli.main(["drift", *options.split()]) == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["survey"]["images"] == 4
+    assert {*CONTENDERS} == {*report["survey"]["drift"]}
+    assert report["weights"].startswith("random")
+    assert len(report["skipped"]) == 1
+    assert report["made"]["command"].startswith("naflex-fast drift --model")
+    facts = report["facts"]
+    assert facts["counts as rounding (a limit, for each token)"].endswith("in bfloat16")
+    assert facts["sequence length"] == "36 patches at most"
+    assert "interp_mode bicubic" in facts["the model's own resampling (its settings)"]
+
+    out, err = capsys.readouterr()
+    assert "weights: random" in out
+    assert report["headline"] in out
+    assert "skipped, not readable as images: 1 (broken.png: " in err
+    assert re.search(r"measuring: [1-9]\d? % done, about 00:\d\d left", err)
+
+
+@ran("matmul")
+def test_with_json_on_stdout_the_words_go_to_stderr(photos, capsys):
+    given = ["drift", *SMALL, "--images", str(photos), "--modes", "matmul", "--json", "-"]
+    assert cli.main(given) == 0
+    out, err = capsys.readouterr()
+    assert set(json.loads(out)["survey"]["drift"]) == {"stock", "matmul"}
+    assert "Drift from timm's own result" in err
+
+
+@ran("matmul")
+def test_what_was_changed_in_images_is_said(photos, capsys):
+    Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)).save(photos / "deep.png")
+    assert cli.main(["drift", *SMALL, "--images", str(photos), "--modes", "matmul"]) == 0
+    said = "Images changed before timm's transforms: 1 with 16 or 32 bits per pixel"
+    assert said in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""What is wrong with a command's options is told before torch is imported, or before weights are
+looked for."""
+
+import json
+import re
+import subprocess
+import sys
+from unittest.mock import Mock
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from timm_naflex_fast.commands.cli.main import main
+
+NAFLEX = "naflexvit_base_patch16_gap"
+# In a process where torch and timm cannot be imported: for each call its exit status and stderr.
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+from timm_naflex_fast.commands.cli.main import main
+
+sys.modules["torch"] = sys.modules["timm"] = None
+found = []
+for words in json.load(sys.stdin):
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
+    found.append((status, err.getvalue()))
+print(json.dumps(found))
+"""
+# Command lines with one mistake each, in which MODEL is ``--model NAME``, and the words that name
+# the mistake.
+WRONG = {
+    "drift": "a model is needed: --model NAME",
+    "bench": "a model is needed: --model NAME",
+    "export --out m.pt2": "a model is needed: --model NAME",
+    "drift MODEL --checkpoint no.pth": "no.pth is no file, and no folder with one of model.safe",
+    "bench MODEL --checkpoint empty": "empty is no file, and no folder with one of model.safe",
+    "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
+    "drift MODEL --images nowhere": "nowhere is not a folder of images",
+    "bench MODEL --sizes-from empty": "empty is not a folder of images",
+    "drift MODEL --images unreadable": "none of the images can be read: .*more.jpg.*text.png",
+    "bench MODEL --sizes-from unreadable": "none of the images can be read: .*more.jpg.*text.png",
+    "drift MODEL --json no/m.json": "No such file or directory: 'no/m.json'",
+    "bench MODEL --json no/m.json": "No such file or directory: 'no/m.json'",
+    "drift MODEL --out file.txt/folder": "file.txt/folder",
+    "drift MODEL --modes nope": "invalid choice: 'nope' .*stock.*matmul",
+    "bench MODEL --modes plain-add": "invalid choice: 'plain-add' .*stock.*matmul",
+    "drift MODEL --model-kwargs a": "invalid setting value: 'a'",
+    "drift MODEL --batch-size 0": "--batch-size: invalid positive value: '0'",
+    "drift MODEL --stage-from patches": "--stage-from goes with --against",
+    "bench MODEL --phase frozen": "invalid choice: 'frozen' .*train.*infer",
+    "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
+    "export MODEL --out no/m.pt2": "No such file or directory: 'no/m.pt2'",
+    "identify no.safetensors": "no.safetensors",
+    "identify good": "good must end with .safetensors, .npz or .npy",
+    "identify file.txt": "file.txt must end with .safetensors, .npz or .npy",
+    "identify table.safetensors": "no array result in table.safetensors; there is table",
+    "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
+    "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
+    "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",
+    "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
+    "bnech": "invalid choice: 'bnech' .*; did you mean bench?",
+    "drift --aginst transformers": "unrecognized arguments: --aginst transformers; did you mean --against?",
+    "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
+    "bench MODEL --modes matmull": "invalid choice: 'matmull' .*; did you mean matmul?",
+    "identify file.txt --family siglp2": "invalid choice: 'siglp2' .*; did you mean siglip2?",
+    "drift MODEL --checkpoint config.json": "config.json holds no weights; valid: a file of weig",
+}
+# Right ones, and how the first line that each prints begins.
+RIGHT = {
+    "drift MODEL --images good": f"loading {NAFLEX} ...",
+    "bench MODEL": f"loading {NAFLEX} ...",
+    "export MODEL --out m.pt2": f"loading {NAFLEX} ...",
+    "identify ported.safetensors": "comparing ported.safetensors ",
+    "info": "looking at this installation ",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with what the calls name."""
+    folder = tmp_path_factory.mktemp("calls")
+    for name in ("empty", "unreadable", "good"):
+        (folder / name).mkdir()
+    (folder / "unreadable" / "text.png").write_text("no image")
+    (folder / "unreadable" / "more.jpg").write_text("")
+    Image.new("RGB", (40, 30)).save(folder / "good" / "photo.png")
+    (folder / "file.txt").write_text("text")
+    (folder / "config.json").write_text("{}")
+    save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
+    ported = {name: torch.ones(2, 2) for name in ("table", "sizes", "result")}
+    save_file(ported, folder / "ported.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def without_torch(folder):
+    """Runs the calls in one process, in which importing torch raises."""
+
+    def run(calls):
+        command = [sys.executable, "-c", WITHOUT_TORCH]
+        given = json.dumps([call.replace("MODEL", f"--model {NAFLEX}").split() for call in calls])
+        ended = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run
+
+
+def test_a_mistake_is_told_without_torch(without_torch):
+    for (call, message), (status, err) in zip(WRONG.items(), without_torch([*WRONG])):
+        last = err.splitlines()[-1]
+        assert status == 2 and re.search(message, last), (call, err)
+        assert "loading" not in err, (call, err)
+
+
+def test_a_right_call_says_what_it_does_before_it_imports_torch(without_torch):
+    for says, (_, err) in zip(RIGHT.values(), without_torch([*RIGHT])):
+        first, last = err.splitlines()
+        assert first.startswith(says)
+        assert "import of torch halted" in last or "import of timm halted" in last
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told_before_the_model_is_made(monkeypatch, capsys):
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("weights")))
+    assert main(["bench", "--model", NAFLEX, "--device", "cuda"]) == 2
+    assert "PyTorch sees no GPU here; valid: --device cpu" in capsys.readouterr().err

@@ -1,0 +1,241 @@
+"""``naflex-fast identify`` says which convention a port followed, and what it should have.
+
+With ``--family``, that of its library's own code.
+"""
+
+import re
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.checks import one_by_one
+from tests.support.oracles import relative
+from timm_naflex_fast.commands.cli.identify import FAMILIES
+from timm_naflex_fast.commands.cli.main import main
+from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
+from timm_naflex_fast.commands.recordings.identify import tokens_of
+
+# (t, h, w): in blocks of one token alone, so few conventions are tried
+SIZES = [(1, 5, 7), (2, 9, 3)]
+ASKED = [(12, 20), (30, 8), (4, 18)]
+CHANNELS = 8
+
+
+def random_table(side):
+    return torch.randn(side, side, CHANNELS, generator=torch.Generator().manual_seed(6))
+
+
+@pytest.fixture
+def identify(tmp_path, capsys):
+    """The command's exit status and what it prints, about a file of these tensors."""
+
+    def identify(table, sizes, result, *options):
+        file = tmp_path / "port.safetensors"
+        save_file({"table": table, "sizes": torch.tensor(sizes), "result": result}, file)
+        code = main(["identify", str(file), *options])
+        out, err = capsys.readouterr()
+        return code, out + err.partition("\n")[2]
+
+    return identify
+
+
+def ported(sizes, dtype=torch.float32, **settings):
+    """The table, the sizes, and what a port of SigLIP-2 made of them that errs in ``settings``."""
+    table = random_table(9)
+    convention = Convention(**{**FAMILIES["siglip2"], **settings})
+    return table, sizes, tokens_of(convention, table.double(), sizes).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_reference_is_equal_in_every_dtype(dtype, identify):
+    code, out = identify(*ported(SIZES, dtype))
+    assert code == 0 and out.startswith("equal to the reference, within the rounding of ")
+
+
+def test_conventions_that_agree_are_shown(identify):
+    code, out = identify(*ported([(1, 17, 19)]))
+    assert code == 0
+    _, *nearest, note = out.splitlines()
+    # A table that grows shows nothing of antialiasing.
+    words = ["the reference", "no antialiasing instead of antialiased"]
+    assert [line.partition(" %  ")[2] for line in nearest[:2]] == words
+    assert "conventions are as near" in note
+
+
+def test_what_cannot_be_compared_is_one_line(identify):
+    code, out = identify(random_table(9), SIZES, torch.zeros(7, CHANNELS))
+    assert code == 2
+    wanted = "result must have 89 tokens of 8 channels, shape (tokens, C); got (7, 8)\n"
+    assert out.endswith(f" identify: {wanted}")
+    code, out = identify(random_table(9), SIZES, torch.ones(89, CHANNELS), "--family", "ovis2.5")
+    assert code == 2 and "sizes must be multiples of the reference's merge, 2" in out
+
+
+def arrays():
+    table, sizes, result = ported(SIZES)
+    return {"result": result.numpy(), "table": table.numpy(), "sizes": np.array(sizes)}
+
+
+def test_an_npz_file_is_read(tmp_path, capsys):
+    np.savez(tmp_path / "port.npz", **arrays())
+    assert main(["identify", str(tmp_path / "port.npz")]) == 0
+    assert capsys.readouterr().out.startswith("equal to the reference, within the rounding of ")
+
+
+def test_npy_files_are_read_under_their_names(tmp_path):
+    for name, array in arrays().items():
+        np.save(tmp_path / f"{name}.npy", array)
+    files = [str(tmp_path / f"{name}.npy") for name in ("sizes", "result", "table")]
+    assert main(["identify", *files]) == 0
+
+
+def test_arrays_of_several_kinds_of_files_are_put_together(tmp_path):
+    given = arrays()
+    np.save(tmp_path / "result.npy", given.pop("result"))
+    np.savez(tmp_path / "rest.npz", **given)
+    assert main(["identify", str(tmp_path / "result.npy"), str(tmp_path / "rest.npz")]) == 0
+
+
+DAMAGED = {
+    "port.npz": b"PK\x03\x04",
+    "port.npy": b"\x93NUMPY\x01\x00",
+    "port.safetensors": b"{}",
+    "empty.npy": b"",
+    "empty.npz": b"",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_named(name, tmp_path, capsys):
+    file = tmp_path / name
+    file.write_bytes(DAMAGED[name])
+    assert main(["identify", str(file)]) == 2
+    assert f"naflex-fast identify: {file}: " in capsys.readouterr().err
+
+
+def test_a_truncated_npz_file_is_named(tmp_path, capsys):
+    file = tmp_path / "port.npz"
+    np.savez(file, **arrays())
+    whole = file.read_bytes()
+    file.write_bytes(whole[:200] + b"0" * 40 + whole[240:])
+    assert main(["identify", str(file)]) == 2
+    assert f"naflex-fast identify: {file}: " in capsys.readouterr().err
+
+
+def test_arrays_of_no_numbers_are_named(tmp_path, capsys):
+    np.savez(tmp_path / "port.npz", **{**arrays(), "result": np.array(["a", "b"])})
+    assert main(["identify", str(tmp_path / "port.npz")]) == 2
+    assert "result, table, sizes must hold numbers: " in capsys.readouterr().err
+
+
+def test_help_names_the_result_first(capsys):
+    with pytest.raises(SystemExit):
+        main(["identify", "--help"])
+    described = capsys.readouterr().out.partition("FILE  ")[2].split()
+    assert described[0] == "result"
+
+
+def fill(parameter, table):
+    with torch.no_grad():
+        parameter.copy_(table.reshape(parameter.shape))
+
+
+def modeling(name):
+    return import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def siglip2(table, sizes):
+    resize = modeling("siglip2").Siglip2VisionEmbeddings.resize_positional_embeddings
+    padded = resize(table, torch.tensor(sizes), max_length=240)
+    return torch.cat([image[: h * w] for image, (h, w) in zip(padded, sizes)])
+
+
+def lfm2_vl(table, sizes):
+    vision = modeling("lfm2_vl").Lfm2VlConfig().vision_config
+    assert isinstance(vision, modeling("siglip2").Siglip2VisionConfig)
+    return siglip2(table, sizes)
+
+
+def moonvit(table, sizes):
+    config = modeling("kimi_k25").Kimi_K25VisionConfig(hidden_size=CHANNELS)
+    embeddings = modeling("kimi_k25").Kimi_K25VisionPositionEmbeddings(config)
+    fill(embeddings.position_embeddings, table)
+    tokens = torch.zeros(sum(h * w for h, w in sizes), CHANNELS)
+    return embeddings(tokens, torch.tensor([(1, h, w) for h, w in sizes]))
+
+
+def qwen3_vl(table, sizes):
+    small = dict(depth=0, hidden_size=CHANNELS, num_heads=2, intermediate_size=8, out_hidden_size=8)
+    config = modeling("qwen3_vl").Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])
+    model = modeling("qwen3_vl").Qwen3VLVisionModel(config).eval()
+    fill(model.pos_embed.weight, table)
+    # What leaves the patch embedding is zero, so the first to read the sum reads the position
+    # embeddings.
+    seen = []
+    model.patch_embed.forward = lambda pixels: torch.zeros(len(pixels), CHANNELS)
+    model.rotary_pos_emb.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    grids = torch.tensor([(1, *size) for size in sizes])
+    model(torch.zeros(sum(h * w for h, w in sizes), 1), grid_thw=grids)
+    return seen[0]
+
+
+def radio(table, sizes):
+    config = modeling("radio").RadioConfig(hidden_size=CHANNELS)
+    embeddings = modeling("radio").RadioPatchEmbeddings(config)
+    fill(embeddings.position_embedding, table)
+    resize = embeddings._interpolate_position_embedding
+    return torch.cat([resize(size, torch.float32)[0] for size in sizes])
+
+
+def ovis(table, sizes):
+    """vLLM, models/siglip2navit.py (transformers has no Ovis2.5)."""
+    return torch.cat(one_by_one(table, sizes, mode="bicubic", antialias=False, merge=2))
+
+
+# And the side of its table.
+ORIGINALS = {
+    "siglip2": (siglip2, 16),
+    "lfm2-vl": (lfm2_vl, 16),
+    "moonvit": (moonvit, 64),
+    "qwen3-vl": (qwen3_vl, 48),
+    "ovis2.5": (ovis, 32),
+    "radio": (radio, 128),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_convention_is_that_of_the_original_library(family):
+    if family != "ovis2.5":
+        pytest.importorskip("transformers", minversion="5.23")
+    original, side = ORIGINALS[family]
+    table = random_table(side)
+    with torch.no_grad():
+        want = original(table, ASKED)
+    sizes = [(1, h, w) for h, w in ASKED]
+    convention = Convention(**FAMILIES[family])
+    got = tokens_of(convention, table.double(), sizes)
+    assert relative(got, want.double()) <= 2**-22 * side  # PyTorch's positions are float32
+    assert convention in conventions(sizes)
+
+
+@pytest.mark.parametrize(
+    ("family", "port", "words"),
+    [  # openvino.genai pull request 4444 and llama.cpp before 17577; llama.cpp before 25781
+        ("lfm2-vl", dict(antialias=False), "no antialiasing instead of antialiased"),
+        (
+            "qwen3-vl",
+            dict(merge=2),
+            "antialiased instead of no antialiasing; half-pixel positions instead of aligned corners",
+        ),
+    ],
+)
+def test_ports_that_erred_are_named(family, port, words, identify):
+    table = random_table(32)
+    result = torch.cat(one_by_one(table, ASKED, mode="bilinear", **port))
+    code, out = identify(table, ASKED, result.bfloat16(), "--family", family)
+    first, nearest, *_ = out.splitlines()
+    assert code == 1 and nearest.endswith(f" %  {words}")
+    assert float(re.search(r"reference (\S+) %", first)[1]) > 10

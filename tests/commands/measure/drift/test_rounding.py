@@ -1,0 +1,71 @@
+"""What counts as rounding: element by element, in every dtype, with outliers, infinity and NaN."""
+
+import pytest
+import torch
+
+from tests.support.measured import batches, table_model
+from tests.support.oracles import small_vit
+from tests.support.running import ran
+from timm_naflex_fast.commands.measure.drift.survey import survey
+from timm_naflex_fast.patching.timm import tables_of
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EXACT = ["interpolate_cached", "matmul"]
+SETTINGS = [
+    (dict(pos_embed_interp_mode="bicubic", pos_embed_grid_size=(12, 8)), EXACT),
+    (dict(pos_embed_interp_mode="bilinear", pos_embed_ar_preserving=True), EXACT),
+    (dict(pos_embed="factorized"), EXACT),
+    (dict(pos_embed_interp_mode="bicubic", pos_embed_use_grid_sample=True), ["grid_sample"]),
+    # Of these, every timm rounds positions by the longest grid of the batch.
+    (dict(pos_embed="factorized", pos_embed_use_grid_sample=True), ["grid_sample"]),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("setting", "exact"), SETTINGS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_exact_strategies_stay_exact(dtype, setting, exact, scale):
+    model = small_vit(**setting).eval()
+    for table in tables_of(model.embeds).tensors:
+        torch.nn.init.normal_(table, std=scale)
+    with ran(*exact):
+        found = survey(model.to(dtype), batches(), exact)
+    for name in exact:
+        assert found.exact(name)
+
+
+@ran("grid_sample")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("where", ["channel", "cell", "weight"])
+def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
+    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
+    table = model.embeds.pos_embed.data[0]
+    parts = {"channel": table[:, :, 3], "cell": table[0, 0], "weight": table[:1, :1, 3]}
+    parts[where].fill_(500)
+    found = survey(model, batches(), ["grid_sample", "matmul"])
+    assert found.exact("matmul") and not found.exact("grid_sample")
+
+
+TOKENS = "with stock, the model's tokens hold infinity or NaN in torch.float32"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ("embeds.pos_embed", TOKENS),
+        ("embeds.proj.weight", TOKENS),
+        ("blocks.0.norm1.weight", "output hold"),
+        ("head.weight", "logits hold infinity or NaN"),
+    ],
+)
+def test_what_is_not_finite_is_named(value, part, named):
+    model = table_model()
+    model.get_parameter(part).data[0] = value
+    with pytest.raises(ValueError, match=named):
+        survey(model, batches())
+
+
+def test_a_model_without_a_table_is_named():
+    with pytest.raises(ValueError, match="no position table, learned or factorized"):
+        survey(small_vit(pos_embed="none"), batches())

@@ -1,0 +1,105 @@
+"""What the drift report measures: on tensors with known answers, with contenders inside a model."""
+
+import pytest
+import torch
+
+from tests.support.measured import GRIDS, batches, table_model
+from tests.support.oracles import embed, small_vit, vit_batch
+from tests.support.running import ran
+from timm_naflex_fast.commands.measure.contenders import CONTENDERS, use
+from timm_naflex_fast.commands.measure.drift.report import cells
+from timm_naflex_fast.commands.measure.drift.survey import survey
+
+
+@ran("matmul")
+def test_timms_setting_for_a_learned_table_is_left_out_of_factorized_ones():
+    found = survey(small_vit(pos_embed="factorized"), batches(), CONTENDERS)
+    assert list(found.drift) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """A survey of eight images in four grids, with a table of 12 x 8 cells."""
+    model = table_model(pos_embed_grid_size=(12, 8))
+    with ran("matmul", "interpolate_cached", "grid_sample"):
+        found = survey(model, list(batches(labels=True)), CONTENDERS)
+    assert not torch.is_inference(model.embeds.pos_embed)
+    return found
+
+
+def test_what_is_exact_and_what_is_not(measured):
+    exact = [name for name in measured.drift if measured.exact(name)]
+    assert exact == ["stock", "interpolate_cached", "matmul"]
+    timms = measured.drift["stock"]
+    assert timms == measured.drift["interpolate_cached"]
+    assert timms.embed_max_abs == timms.pooled_cosine_distance == 0
+    assert timms.agreement == 1
+
+
+def test_each_grid_has_its_own_figures(measured):
+    assert measured.images == 8
+    found = {grid.grid: (grid.images, grid.shrink) for grid in measured.grids}
+    assert found == {(5, 2): (2, 4), (6, 6): (2, 2), (3, 4): (2, 4), (2, 9): (2, 6)}
+
+
+@ran("matmul")
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_the_tables_own_grid_is_not_resampled(kind):
+    found = survey(small_vit(pos_embed=kind, pos_embed_grid_size=(3, 4)), batches(), ["matmul"])
+    assert [grid.grid for grid in found.grids if not grid.resampled] == [(3, 4)]
+
+
+@ran("matmul")
+@pytest.mark.parametrize(("classes", "last"), [(5, "same class"), (0, "output, cosine distance")])
+def test_without_labels_or_classes_there_are_no_columns_of_them(classes, last):
+    model = small_vit()
+    model.reset_classifier(classes)
+    drift = survey(model, batches(labels=not classes), ["matmul"]).drift["matmul"]
+    assert list(cells("matmul", drift))[-1] == last
+
+
+@ran("grid_sample", "matmul")
+def test_of_a_model_that_pools_nothing_the_last_tokens_are_compared():
+    model = table_model(pos_embed_grid_size=(16, 16), global_pool="")
+    batch = vit_batch(GRIDS)
+    inputs = (batch["patches"], batch["patch_coord"], batch["patch_valid"])
+    found = survey(model, [(batch, None)], ["grid_sample", "matmul"]).drift
+    moved = found["grid_sample"]
+    assert moved.agreement is None
+    assert found["stock"].pooled_cosine_distance == 0
+    assert 0 < found["matmul"].pooled_cosine_distance < 1e-10
+
+    # By hand: the tokens of an image in a row, without padding.
+    with torch.no_grad(), use("stock", model):
+        timms = model.forward_features(*inputs)["patches"].double()
+    with torch.no_grad(), use("grid_sample", model):
+        ours = model.forward_features(*inputs)["patches"].double()
+    count = batch["patches"].shape[1]
+    images = []
+    for one, other, valid in zip(ours, timms, batch["patch_valid"]):
+        rows = [tokens[-count:][valid].flatten() for tokens in (one, other)]
+        images.append(1 - torch.nn.functional.cosine_similarity(*rows, dim=0))
+    assert moved.pooled_cosine_distance == pytest.approx(torch.stack(images).mean().item())
+
+
+@ran("grid_sample")
+def test_accuracy_is_that_of_the_labels():
+    model = table_model(pos_embed_grid_size=(16, 16))
+    pictures = vit_batch(GRIDS * 4)
+    with torch.no_grad():
+        classes = model(pictures["patches"], pictures["patch_coord"], pictures["patch_valid"])
+    labels = classes.argmax(-1)
+    drift = survey(model, [(pictures, labels)], ["grid_sample"]).drift
+    assert drift["stock"].accuracy == 1
+    assert drift["grid_sample"].accuracy == drift["grid_sample"].agreement < 1
+
+
+def test_inside_a_model_computes_as_timm_with_this_setting_and_afterwards_as_before():
+    batch = vit_batch(GRIDS)
+    model = table_model()
+    before = dict(model.embeds.__dict__)
+    timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode="bicubic").eval()
+    timms.load_state_dict(model.state_dict())
+    with use("timm-flag-bicubic", model):
+        assert torch.equal(embed(model, batch), embed(timms, batch))
+    assert model.embeds.__dict__ == before

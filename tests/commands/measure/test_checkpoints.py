@@ -1,0 +1,222 @@
+"""SigLIP-2 weights in the forms of three libraries: the same tower, and nothing left out."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from tests.support import tiny_siglip2
+from tests.support.tiny_siglip2 import FAMILY, SIZES
+from timm_naflex_fast.commands.measure.checkpoints import read_checkpoint, sizes
+from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.commands.measure.tower_names import from_transformers, to_transformers
+
+pytest.importorskip("transformers")
+
+WORDS = "transformers' Siglip2, 2 blocks, table 8 x 8"
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return tiny_siglip2.whole_model()
+
+
+@pytest.fixture(scope="module")
+def tower(whole):
+    return dict(whole.vision_model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def headless():
+    """A tower as LFM2-VL and other language models hold it."""
+    return tiny_siglip2.tower(vision_use_head=False)
+
+
+def save_in_form(form, whole, folder):
+    """The folder or file of one form, in which people have the weights."""
+    if form == "folder":
+        whole.save_pretrained(folder)
+        return folder
+    if form == "shards":
+        whole.save_pretrained(folder, max_shard_size="200KB")
+        assert len([*folder.glob("*.safetensors")]) > 2
+        return folder / "model.safetensors.index.json"
+    file = folder / "weights.safetensors"
+    tower = whole.vision_model.state_dict()
+    trunk = from_transformers(tower)
+    states = {
+        "file": whole.state_dict(),
+        "tower alone": tower,
+        "open_clip": {f"visual.trunk.{name}": trunk[name] for name in trunk},
+        "timm": trunk,
+    }
+    save_file(states[form], file)
+    return file
+
+
+FORMS = {
+    "folder": f": {WORDS}; left alone: 40 other tensors",
+    "shards": f": {WORDS}; left alone: 40 other tensors",
+    "file": f": {WORDS}; left alone: 40 other tensors",
+    "tower alone": f": {WORDS}",
+    "open_clip": ": open_clip's image tower, 2 blocks, table 8 x 8",
+    "timm": "file weights.safetensors",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, tmp_path):
+    path = save_in_form(form, whole, tmp_path)
+    checkpoint = read_checkpoint(path, {"num_heads": 4})
+    assert FORMS[form] in checkpoint.words
+    assert "\n" not in checkpoint.words
+    expected = from_transformers(tower)
+    assert checkpoint.tensors.keys() == expected.keys()
+    assert all(torch.equal(checkpoint.tensors[name], expected[name]) for name in expected)
+
+
+def test_both_directions_give_the_tensors_back(tower):
+    back = to_transformers(from_transformers(tower))
+    assert back.keys() == tower.keys()
+    assert all(torch.equal(back[name], tower[name]) for name in tower)
+
+
+def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    model, _ = load_model(FAMILY, tmp_path)
+    assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
+
+
+@pytest.mark.parametrize("heads", [5, 0])
+def test_heads_that_do_not_divide_the_channels_are_told(heads, whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["num_attention_heads"] = heads
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    says = f"64 channels cannot be divided among {heads!r} heads, .* add it to --model-kwargs"
+    with pytest.raises(RuntimeError, match=says):
+        load_model(FAMILY, tmp_path)
+
+
+def test_settings_that_are_no_json_are_told(whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RuntimeError, match=r"loaded \(JSONDecodeError: .*\); fetch it again"):
+        load_model(FAMILY, tmp_path)
+
+
+def test_a_tower_without_a_head_that_pools_gives_its_tokens(headless, tmp_path):
+    headless.save_pretrained(tmp_path)
+    # Older releases of timm would resample the table by bicubic.
+    model, words = load_model(FAMILY, tmp_path, pos_embed_interp_mode="bilinear")
+    assert words.endswith("2 blocks, table 8 x 8, no head that pools")
+    patches = torch.randn(1, 12, 768)
+    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    valid = torch.ones(1, 12, dtype=torch.bool)
+    with torch.no_grad():
+        tokens = model(patches, coord, valid)
+        theirs = headless(patches, valid, torch.tensor([[3, 4]])).last_hidden_state
+    torch.testing.assert_close(tokens, theirs)
+
+
+def test_both_directions_give_the_tensors_of_a_tower_without_a_head_back(headless):
+    state = getattr(headless, "vision_model", headless).state_dict()
+    back = to_transformers(from_transformers(state))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+def test_a_table_that_is_no_square_needs_its_rows_and_columns(tower, tmp_path):
+    table = torch.randn(50, 64)
+    save_file({**tower, "embeddings.position_embedding.weight": table}, tmp_path / "a.safetensors")
+    with pytest.raises(RuntimeError, match="50 cells, which are not 7 x 7: give its rows and col"):
+        load_model(FAMILY, tmp_path, num_heads=4)
+    model, _ = load_model(FAMILY, tmp_path, num_heads=4, pos_embed_grid_size=(5, 10))
+    assert torch.equal(model.embeds.pos_embed[0, 1, 2], table[12])
+    with pytest.raises(ValueError, match="has 5 x 10 cells: transformers' is a square"):
+        to_transformers(model.state_dict())
+
+
+def test_heads_that_nothing_tells_must_be_given(whole, tmp_path):
+    file = save_in_form("file", whole, tmp_path)
+    with pytest.raises(RuntimeError, match=r"give num_heads.*--model-kwargs, e\.g\. num_heads=12"):
+        load_model(FAMILY, file)
+    model, _ = load_model(FAMILY, file, num_heads=2)
+    assert model.blocks[0].attn.num_heads == 2
+
+
+def test_heads_that_the_settings_leave_out_are_transformers_own_number(whole, tmp_path):
+    save_file(whole.state_dict(), tmp_path / "model.safetensors")
+    # Older releases write only what differs from the defaults.
+    settings = {"vision_config": {"model_type": "siglip2_vision_model", "hidden_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="64 channels cannot be divided among 12 heads"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", [FAMILY, "naflexvit_so400m_patch16_siglip"])
+def test_sizes_of_the_published_towers(name):
+    with torch.device("meta"):
+        tower = timm.create_model(name, num_classes=0, depth=1)
+        options = sizes(tower.state_dict())
+        model = timm.create_model(FAMILY, num_classes=0, **options)
+    assert model.blocks[0].attn.num_heads == tower.blocks[0].attn.num_heads
+    assert shapes(model) == shapes(tower)
+
+
+def shapes(model):
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+CHANGES = {
+    "a block short of a tensor": (
+        lambda state: state.pop("encoder.layers.1.self_attn.k_proj.weight"),
+        r"1 tensors of Siglip2's tower are not in it \['encoder.layers.1.self_attn.k_proj.weight'\]",
+    ),
+    "one tensor more": (
+        lambda state: state.update({"embeddings.cls_token": torch.ones(1)}),
+        r"Siglip2's tower does not use 1 of its tensors \['embeddings.cls_token'\]",
+    ),
+    "a patch embedding of one size": (
+        lambda state: state.update(
+            {"embeddings.patch_embedding.weight": torch.ones(64, 3, 16, 16)}
+        ),
+        "is a convolution: weights of one size, not of NaFlex",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tower_that_is_not_whole_is_an_error_with_numbers_and_names(change, tower, tmp_path):
+    state = dict(tower)
+    change, says = CHANGES[change]
+    change(state)
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=says):
+        read_checkpoint(tmp_path)
+
+
+def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder with one of"):
+        read_checkpoint(tmp_path)
+    index = save_in_form("shards", whole, tmp_path)
+    lost = sorted(tmp_path.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(FileNotFoundError, match=lost.name):
+        read_checkpoint(index)
+
+
+def test_a_file_that_git_lfs_has_not_fetched_is_told(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(ValueError, match=r"model.safetensors .*run git lfs pull"):
+        read_checkpoint(tmp_path)
+
+
+def test_of_two_towers_none_is_chosen(tmp_path):
+    names = [f"{tower}.embeds.proj.weight" for tower in ("student", "teacher")]
+    save_file({name: torch.ones(1) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"it holds 2 image towers \(student., teacher.\)"):
+        read_checkpoint(tmp_path)

@@ -1,0 +1,87 @@
+"""What bench and drift read and write: folders as people have them, provenance, files, tables."""
+
+import json
+import os
+from unittest.mock import Mock
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.oracles import small_vit
+from timm_naflex_fast import __version__
+from timm_naflex_fast.commands.measure import output
+from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources, read
+from timm_naflex_fast.text_table import table
+
+
+def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "good.png")
+    with open(os.fsencode(tmp_path) + b"/a\n\x1b[2J\xff.png", "wb") as file:
+        file.write(b"no image")
+    damaged = ("bad.tif", Mock(side_effect=TypeError))  # as some TIFFs do
+    skipped = []
+    found = list(
+        read([damaged, *image_sources(tmp_path, skipped)], lambda image: image.size, skipped)
+    )
+    assert found == [("good.png", (40, 30))]
+    names = [line.split(":")[0] for line in skipped]
+    assert names == ["bad.tif", "a\\n\\x1b[2J\\udcff.png"]
+
+
+def test_images_have_the_models_channels(photos):
+    gray = small_vit(patch_size=8, in_chans=1)
+    batches = NaFlexImages(image_sources(photos, []), gray, max_seq_len=12, batch_size=3)
+    shapes = [inputs["patches"].shape for inputs, _ in batches]
+    assert shapes == [(3, 12, 64), (1, 12, 64)] and len(batches) == 2
+
+
+def test_provenance():
+    about = output.provenance("naflex-fast bench")
+    assert {"command", "commit", "date", "machine", "python", "timm"} <= about.keys()
+    assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
+
+
+def test_the_commit_and_the_last_change_of_the_code_or_the_release(monkeypatch):
+    said = {"ls-files": "a.py", "status": "M a.py", "rev-parse": "abc1234", "log": "def5678"}
+    monkeypatch.setattr(output, "_git", lambda word, *words: said[word])
+    assert output.code_version() == {"commit": "abc1234+", "code_last_changed_in": "def5678"}
+    said["status"] = ""
+    assert output.code_version()["commit"] == "abc1234"
+
+    release = {"commit": f"release {__version__}"}
+    said["ls-files"] = ""  # an installed package in somebody's folder
+    assert output.code_version() == release
+    monkeypatch.setattr(output, "_git", None)
+    monkeypatch.setattr(output.shutil, "which", lambda name: None)
+    assert output.code_version() == release
+
+
+def test_to_ask_whether_a_file_can_be_written_changes_nothing(tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text("kept")
+    for file in (old, tmp_path / "new.json"):
+        output.check_writable(file)
+    assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
+
+
+def test_what_is_no_number_is_null_in_json():
+    text = output.to_json({"a": [float("inf"), float("nan"), 1.5]})
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
+
+
+def test_text_for_a_terminal_is_one_line():
+    given = "a\nb\x1b[31m\u202e \udcff é 写"
+    assert output.printable(given) == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
+
+
+def test_figures_stand_to_the_right_and_words_to_the_left():
+    lines = [
+        {"who": "stock", "ms": "1", "saved": "1.0 %"},
+        {"who": "us", "ms": "234", "saved": "noise", "more": "< 5"},
+    ]
+    assert table(lines).split("\n") == [
+        "who     ms  saved  more",
+        "stock    1  1.0 %     -",
+        "us     234  noise   < 5",
+    ]

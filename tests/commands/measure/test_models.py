@@ -1,0 +1,225 @@
+"""Local weights: what trainers save is found, and nothing but tensors is read."""
+
+import argparse
+import io
+import os
+import re
+from unittest.mock import Mock
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+from safetensors.torch import save, save_file
+
+from tests.support.running import ran
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.commands.measure.models import load_model, setting
+
+NAME = "vit_tiny_patch16_224"
+HUB = "naflexvit_base_patch16_siglip.v2_webli"
+SMALL = dict(depth=1, embed_dim=24, num_heads=2)
+KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
+
+
+def pickled(record):
+    file = io.BytesIO()
+    torch.save(record, file)
+    return file.getvalue()
+
+
+NO_WEIGHTS = [
+    b"",
+    b"no weights",
+    save({"embeds.pos_embed": torch.ones(100, 100)})[:20_000],
+    *map(pickled, (torch.ones(1), {7: torch.ones(2)})),
+]
+
+
+def prefixed(state, prefix):
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+def one_more(state):
+    return state | {"teacher": torch.ones(2)}
+
+
+def of_another_library(state):
+    return {name.replace("blocks.0.norm", "layers.0.norm"): state[name] for name in state}
+
+
+# And what is said of it.
+CHANGES = {
+    one_more: r"loaded: 0 tensors .*, and the model does not use 1 of its tensors \['teacher'\]",
+    of_another_library: r"4 tensors of the model are not in it \['blocks.0.norm1.bias', .*\], "
+    r"and the model does not use 4 of its tensors \['layers.0.norm1.bias', ",
+}
+
+
+def trained(**more):
+    torch.manual_seed(1)
+    model = timm.create_model(NAME, use_naflex=True, **SMALL, **more)
+    torch.nn.init.normal_(model.embeds.pos_embed)
+    return model
+
+
+@pytest.mark.parametrize(("key", "classes"), [("state_dict_ema", 7), ("model", 0)])
+def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
+    model = trained(num_classes=classes)
+    record = {"args": argparse.Namespace(lr=0.1), "optimizer": {"state": {}}}
+    if key == "state_dict_ema":  # it comes before the weights of the last step
+        record["state_dict"] = trained(num_classes=classes + 1).state_dict()
+    record[key] = prefixed(model.state_dict(), "module.")
+    torch.save(record, tmp_path / "last.pth.tar")
+
+    loaded, words = load_model(NAME, tmp_path / "last.pth.tar", **SMALL)
+    assert (
+        words == "file last.pth.tar: timm's names after 'module.'" and loaded.num_classes == classes
+    )
+    assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
+    assert "state_dict" not in loaded.pretrained_cfg
+
+
+# As transformers' TimmWrapper, Lightning and others write them.
+@pytest.mark.parametrize("prefix", ["timm_model.", "visual.trunk."])
+def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
+    own = trained(num_classes=5).state_dict()
+    torch.save(prefixed(own, prefix) | {"n_averaged": torch.tensor(3)}, tmp_path / "last.pth")
+
+    model, words = load_model(NAME, tmp_path / "last.pth", **SMALL)
+
+    assert all(torch.equal(model.state_dict()[name], own[name]) for name in own)
+    assert (repr(prefix) in words) == (prefix == "timm_model.")
+
+
+def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
+    own = trained(num_classes=5).state_dict()
+    own["embeds.pos_embed"] = torch.randn(1, 7, 24)  # no square
+    torch.save(own, tmp_path / "last.pth")
+
+    with pytest.raises(RuntimeError, match="timm's own conversion of these weights failed"):
+        load_model(NAME, tmp_path / "last.pth", **SMALL)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, tmp_path):
+    file = tmp_path / "last.safetensors"
+    save_file(change(trained(num_classes=5).state_dict()), file)
+    # With a new head, timm itself is not strict.
+    with pytest.raises(RuntimeError, match=f"{CHANGES[change]}.*state dict of timm's model itself"):
+        load_model(NAME, file, num_classes=3, **SMALL)
+
+
+def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
+    classic = timm.create_model(NAME, **SMALL)  # a 3-D table, a kernel of a convolution
+    file = tmp_path / "classic.pth"
+    torch.save(classic.state_dict(), file)
+
+    model, words = load_model(NAME, file, num_classes=3, **SMALL)
+    assert torch.equal(model.embeds.pos_embed.flatten(1, 2), classic.pos_embed[:, -196:])
+    assert model.num_classes == 3
+    assert words == "file classic.pth; an untrained head of 3 classes"
+
+    _, words = load_model(NAME, file, num_classes=0, **SMALL)
+    assert words == "file classic.pth"
+
+
+@ran("matmul")
+def test_drift_and_bench_take_it(photos, tmp_path, capsys):
+    file = tmp_path / "last.pth.tar"
+    torch.save(trained(num_classes=3, pos_embed_grid_size=(6, 6)).state_dict(), file)
+    model = ["--model", NAME, "--checkpoint", str(file), "--model-kwargs", *KWARGS]
+
+    # Without the option that the model was made with.
+    assert cli.main(["drift", *model, "--images", str(photos)]) == 2
+    says = "size mismatch for embeds.pos_embed.*--model-kwargs takes"
+    assert re.search(says, capsys.readouterr().err)
+
+    model.append("pos_embed_grid_size=(6, 6)")
+    assert cli.main(["drift", *model, "--images", str(photos), "--modes", "matmul"]) == 0
+    assert "same class" in capsys.readouterr().out
+    few = ["--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]
+    assert cli.main(["bench", *model, *few]) == 0
+
+
+@pytest.mark.parametrize(
+    ("suffix", "says"),
+    [
+        ("pth", r"last\S* cannot be loaded .*; fetch it again, or save a file of tensors: .safe"),
+        (
+            "safetensors",
+            r"last\S* cannot be loaded \(SafetensorError: .*\); fetch it again, or save",
+        ),
+    ],
+)
+def test_a_file_without_weights_says_in_a_line_what_to_save(suffix, says, tmp_path):
+    file = tmp_path / f"last.{suffix}"
+    for content in NO_WEIGHTS:
+        file.write_bytes(content)
+        with pytest.raises(RuntimeError, match=says) as error:
+            load_model(NAME, file, **SMALL)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("resnet18", r"timm has no NaFlexVit 'resnet18'; valid: naflexvit_\* and vit_\*"),
+        ("vit_tiny_patch16_223", r"223'; .*; did you mean vit_tiny_patch16_224\?"),
+    ],
+)
+def test_a_name_that_timm_does_not_know_is_told_before_a_model_is_made(name, says, monkeypatch):
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
+    with pytest.raises(ValueError, match=says):
+        load_model(name)
+
+
+@pytest.mark.parametrize("options", [{"depth": -1}, {"name": "x"}])
+def test_options_that_the_model_does_not_take(options):
+    with pytest.raises(RuntimeError, match="--model-kwargs takes"):
+        load_model(NAME, random_weights=True, **options)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_for_ten_seconds(monkeypatch):
+    ask = Mock(side_effect=OSError("no route to the hub"))
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: Mock(head=ask))
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
+    with pytest.raises(RuntimeError, match=r"no route to the hub.*--checkpoint FILE"):
+        load_model(HUB)
+    ask.assert_called_once_with(huggingface_hub.constants.ENDPOINT, timeout=10)
+
+
+def test_weights_in_the_hubs_cache_need_no_hub(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(return_value="folder"))
+    monkeypatch.setattr(huggingface_hub, "get_session", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("timm was asked")))
+    with pytest.raises(RuntimeError, match="timm was asked"):
+        load_model(HUB)
+
+
+def test_random_weights_are_seeded_and_cast():
+    one, words = load_model(NAME, random_weights=True, dtype="float16", **SMALL)
+    other, _ = load_model(NAME, random_weights=True, dtype="float16", **SMALL)
+    assert words.startswith("random, untrained, seed 0")
+    assert one.embeds.pos_embed.dtype == torch.float16
+    assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("PWNED",)
+
+
+def test_no_code_in_a_file_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": trained().state_dict(), "args": Evil()}, "evil.pth")
+    says = r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"
+    with pytest.raises(RuntimeError, match=says) as error:
+        load_model(NAME, "evil.pth", **SMALL)
+    assert "weights_only" not in str(error.value)  # torch's advice is to let it run
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_settings_are_read_as_timms_scripts_read_them():
+    words = ["a=1", "b=bilinear", "c=(2, 3)", "d=None"]
+    assert dict(map(setting, words)) == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}

@@ -1,0 +1,216 @@
+"""Every convention is told from every other one, in every precision, and nothing else is named."""
+
+import re
+
+import pytest
+import torch
+from torch.nn.functional import affine_grid, grid_sample
+from torch.nn.utils.rnn import pad_sequence
+
+from tests.support.checks import slow
+from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
+from timm_naflex_fast.commands.recordings.identify import (
+    DECIMALS,
+    tokens_of,
+    verdict,
+)
+from timm_naflex_fast.functional import identify_resampling, resample_pos_embed
+
+SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
+ALL = list(conventions(SIZES))
+# Each is compared with all others. Those with one layout of the tokens follow one another.
+MORE = ALL[16:160:16] + ALL[163::59]
+BILINEAR = Convention("bilinear", cubic_coefficient=None)
+
+
+def random_table(seed, channels=3, size=(8, 9)):
+    return torch.randn(*size, channels, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("convention", [ALL[0], *map(slow, MORE)], ids=str)
+def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
+    table = random_table(3)
+    tokens = tokens_of(convention, table.double(), SIZES).float()
+    images = tokens.split([t * h * w for t, h, w in SIZES])
+    padded = pad_sequence(images, batch_first=True, padding_value=9.0)
+    found = identify_resampling(table[None], torch.tensor(SIZES), padded)
+    error, best = found[0]
+    assert Convention(**best) == convention and error < 1e-6
+    errors = [round(error, DECIMALS) for error, _ in found]
+    assert errors == sorted(errors) and errors[1] > 1e-4
+    assert len(found) == len(ALL)
+
+
+def test_every_channel_counts():
+    table = random_table(4, channels=40)
+    result = resample_pos_embed(table, (5, 7))
+    result[..., 35] += 1
+    error, _ = identify_resampling(table, (5, 7), result)[0]
+    assert error * result.abs().max() == pytest.approx(1, abs=1e-5)
+
+
+def test_channels_that_are_the_same_in_every_cell_do_not_hide_the_others():
+    table = random_table(4, channels=40)
+    table[..., :36] = 0
+    found = identify_resampling(table, (5, 7), resample_pos_embed(table, (5, 7), mode="bilinear"))
+    assert Convention(**found[0][1]) == BILINEAR and found[1][0] > 0.01
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("edges", [False, True])
+def test_grid_sample_is_identified_and_the_plainest_comes_first(edges, corners, mode, padding):
+    size = (9, 20)  # one axis becomes smaller, one larger
+    table = random_table(1, size=(16, 16))
+    # From edge to edge of the table, or from centre to centre of the outermost cells.
+    positions = affine_grid(torch.eye(2, 3)[None], (1, 1, *size), align_corners=edges)
+    options = dict(mode=mode, align_corners=corners, padding_mode=padding)
+    result = grid_sample(table.permute(2, 0, 1)[None], positions, **options)  # (1, C, h, w)
+    found = identify_resampling(table, size, result[0].permute(1, 2, 0))
+    equal = [Convention(**settings) for error, settings in found if error < 1e-5]
+    assert equal[0].mode == mode and not equal[0].transposed
+    assert equal == [one for one in conventions([(1, *size)]) if one in equal]  # the plainest first
+
+
+TABLE = random_table(5)
+RESULT = torch.ones(16, 3)
+# Why each is refused, in words of the message.
+WRONG = {
+    "table": [
+        (TABLE[0], "so reshape it"),
+        (TABLE.to(torch.int64), "floating point"),
+        (TABLE + torch.nan, "finite"),
+        (TABLE[:1, :1].expand(8, 9, 3), "differ from cell to cell"),
+        (TABLE.permute(2, 0, 1), "is transposed if 3 is the number of channels"),
+    ],
+    "size": [
+        ((4, 0), "must hold"),
+        ((4.0, 4.0), "must hold"),
+        ((8, 9), "must differ from the table's own"),
+    ],
+    "result": [
+        (RESULT[:15], "16 tokens of 3 channels"),
+        (RESULT.mT, "is transposed: channels come last"),
+        (RESULT.mT[None], "is transposed: channels come last"),
+        (RESULT + torch.nan, "finite"),
+        (RESULT * 0, "zero everywhere"),
+        (None, "must be a tensor"),
+    ],
+}
+CASES = [(argument, *case) for argument, cases in WRONG.items() for case in cases]
+
+
+@pytest.mark.parametrize(("argument", "wrong", "why"), CASES)
+def test_bad_input_is_named(argument, wrong, why):
+    good = dict(table=TABLE, size=(4, 4), result=RESULT)
+    assert identify_resampling(**good)
+    with pytest.raises(ValueError, match=why):
+        identify_resampling(**{**good, argument: wrong})
+
+
+# Ports that compute in half precision and write float32.
+def port(table, rounded, dtype, convention=BILINEAR):
+    """What a port makes of a table that rounds what ``rounded`` names to ``dtype``."""
+    packed = []
+    for _, h, w in SIZES[:2]:
+        rows = torch.from_numpy(convention.matrix(h, table.shape[0])).float()
+        columns = torch.from_numpy(convention.matrix(w, table.shape[1])).float()
+        if "weights" in rounded:
+            rows, columns = rows.to(dtype).float(), columns.to(dtype).float()
+        if "table" in rounded:
+            table = table.to(dtype).float()
+        strip = torch.einsum("yh,hwc->ywc", rows, table)
+        if "sums" in rounded:
+            strip = strip.to(dtype).float()
+        grid = torch.einsum("xw,ywc->yxc", columns, strip)
+        if "result" in rounded:
+            grid = grid.to(dtype).float()
+        packed.append(grid.flatten(0, 1))
+    return torch.cat(packed)
+
+
+def smooth_table(seed):
+    """Neighbouring cells are alike, as in a trained table."""
+    coarse = random_table(seed, channels=24, size=(5, 5))
+    return resample_pos_embed(coarse, (16, 16), mode="bicubic") + 3
+
+
+TABLES = {"random": random_table(9, channels=24, size=(16, 16)), "smooth": smooth_table(9)}
+HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("precision", HALF)
+@pytest.mark.parametrize(
+    "rounded", ["weights table sums", "weights table sums result", "result", "weights sums result"]
+)
+def test_a_port_in_half_precision_is_right_and_the_precision_named(rounded, precision, table):
+    result = port(table, rounded, HALF[precision])
+    sizes = [size[1:] for size in SIZES[:2]]
+    is_equal, lines = verdict(BILINEAR, table, sizes, result, precision)
+    assert is_equal and f", within the rounding of {precision} (" in lines[0]
+    # Written in float32, and nobody says how it was computed.
+    is_equal, lines = verdict(BILINEAR, table, sizes, result)
+    assert not is_equal and "not within the rounding of float32 (" in lines[0]
+
+
+def test_a_table_that_was_stored_in_half_precision_explains_its_rounding():
+    table = TABLES["random"]
+    result = port(table, "", torch.float32)
+    is_equal, lines = verdict(BILINEAR, table.half(), [size[1:] for size in SIZES[:2]], result)
+    assert is_equal and "within the rounding of float16 (" in lines[0]
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_a_wrong_convention_in_half_precision_is_named(precision):
+    table = TABLES["random"]
+    wrong = Convention("bicubic", -0.75, antialias=False, outside="dropped")
+    result = port(table, "weights table sums result", HALF[precision], wrong)
+    sizes = [size[1:] for size in SIZES[:2]]
+    is_equal, lines = verdict(BILINEAR, table, sizes, result, precision)
+    assert not is_equal
+    assert lines[0].startswith("different from the reference; ")
+    assert f"the port follows another, within the rounding of {precision} (" in lines[0]
+    assert lines[1].endswith(f" %  {wrong.differences(BILINEAR)}")
+
+
+def test_another_convention_that_is_much_nearer_is_right_although_rounding_explains_both():
+    table = (TABLES["smooth"] + 100).bfloat16()
+    wrong = BILINEAR._replace(antialias=False, outside="border")
+    result = port(table.float(), "", torch.float32, wrong)
+    is_equal, lines = verdict(BILINEAR, table, [size[1:] for size in SIZES[:2]], result)
+    assert not is_equal and "follows another, within the rounding of bfloat16 (" in lines[0]
+    assert lines[1].endswith(" %  no antialiasing instead of antialiased")
+
+
+def test_of_random_numbers_no_convention_is_named():
+    table = TABLES["random"]
+    result = random_table(10, channels=24, size=(5, 9))
+    is_equal, lines = verdict(BILINEAR, table, (5, 9), result)
+    assert not is_equal
+    assert lines[0].startswith("none of the known ones: the nearest is not within")
+
+
+def test_of_a_kernel_that_is_not_known_the_nearest_are_shown():
+    table = TABLES["random"]
+    unknown = Convention(cubic_coefficient=-0.6)
+    is_equal, lines = verdict(BILINEAR, table, (5, 9), port_of(unknown, table, (5, 9)))
+    assert not is_equal and lines[0].startswith("none of the known ones: the nearest is not")
+    assert lines[1].endswith(" %  bicubic, coefficient -0.5 instead of bilinear")
+
+
+def test_conventions_that_the_sizes_do_not_tell_apart_are_counted():
+    table = TABLES["random"]
+    is_equal, lines = verdict(BILINEAR, table, (17, 19), port_of(BILINEAR, table, (17, 19)))
+    assert is_equal
+    assert re.match(r"\d+ conventions are as near; ", lines[-1])
+
+
+def port_of(convention, table, size):
+    return tokens_of(convention, table.double(), [(1, *size)]).float()
+
+
+def test_the_verdict_needs_sizes_that_the_reference_allows():
+    with pytest.raises(ValueError, match="multiples of the reference's merge, 2"):
+        verdict(BILINEAR._replace(merge=2), TABLE, (4, 3), torch.ones(12, 3))

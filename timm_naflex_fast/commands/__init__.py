@@ -1,0 +1,1 @@
+"""All that measures, records and prints. Nothing of the plugin imports it."""

@@ -1,0 +1,114 @@
+"""``naflex-fast drift --against``: its options, and the way from them to a comparison of pipelines."""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
+
+from ...names import STRATEGY_NAMES
+from ...pictures import convert
+from ...text_table import table
+from ..measure.contenders import BASELINE
+from ..measure.images import Source, read
+from ..measure.output import progress
+
+PARTS = 1  # the exit status
+MOST = 32  # pictures are compared: all their stages are held at once
+FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which another library's pipeline is chosen."""
+    parser.add_argument(
+        "--interpolation",
+        choices=FILTERS,
+        help="filter with which pictures are resized (that of the model's data configuration)",
+    )
+    parser.add_argument(
+        "--against",
+        choices=["transformers"],
+        help=f"also compare with that library's SigLIP-2, stage by stage, on up to {MOST} pictures",
+    )
+    parser.add_argument(
+        "--stage-from",
+        choices=["pictures", "patches"],
+        default="pictures",
+        help="with --against: patches gives both the other library's patches (pictures)",
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Find out whether the comparison can be made.
+
+    Raises:
+        RuntimeError: the library is not installed.
+        ValueError: another number type than float32, or ``--stage-from`` without ``--against``.
+    """
+    if options.against is None:
+        if options.stage_from != "pictures":
+            raise ValueError("--stage-from goes with --against; valid: --against transformers")
+        return
+    if options.dtype != "float32":
+        raise ValueError("--against compares in float32; leave --dtype out")
+    for package in ("transformers", "torchvision"):
+        if find_spec(package) is None:
+            raise RuntimeError(f"--against transformers needs {package}: pip install {package}")
+
+
+def compare(
+    model: Any, sources: Sequence[Source], options: argparse.Namespace, weights: str
+) -> dict[str, Any]:
+    """Compare the model and pictures of ``drift`` with transformers'; print it, return the figures.
+
+    ``weights``: in words, which weights the model holds.
+    """
+    from ..measure.against import against_transformers
+    from ..measure.checkpoints import TITLES, read_config
+    from ..measure.weight_files import find_weights
+    from ..recordings.mistakes import mistakes_of
+    from ..recordings.verdict import as_json, cells, sentences
+
+    # Beside transformers' weights lie its settings of the tower and of the processor.
+    folder = None
+    if options.checkpoint:
+        folder = find_weights(options.checkpoint).parent
+    pictures = read(sources, partial(convert, colours="RGB"), [])
+    with progress(f"comparing with {options.against}", len(mistakes_of(model))) as bar:
+        found = against_transformers(
+            model,
+            [picture for _, (picture, _) in islice(pictures, MOST)],
+            folder=folder,
+            contenders=options.modes or STRATEGY_NAMES,
+            max_seq_len=options.max_seq_len,
+            interpolation=options.interpolation,
+            same_patches=options.stage_from == "patches",
+            advance=bar.update,
+        )
+    timms = found.pop(BASELINE)
+    said = sentences(timms)
+    for name, comparison in found.items():
+        said.append(f"with {name}: {sentences(comparison)[0]}")
+    # timm's names come with timm's model, which knows its heads; transformers' need a config.json.
+    if TITLES["transformers"] in weights and folder is not None:
+        if not read_config(folder) and "num_heads" not in dict(options.model_kwargs):
+            said.append(
+                "the number of attention heads is not known: no file tells it, and both sides were "
+                "given the same guess"
+            )
+    if options.random_weights:
+        said.append("these weights are random, not SigLIP-2's")
+    release = version(options.against)
+    print(f"\ntimm's own code against {options.against} {release}, from {options.stage_from}")
+    print(table([cells(row) for row in timms.rows]))
+    print("\n".join(said))
+    return {
+        **as_json(timms),
+        "library": options.against,
+        "version": release,
+        "stage_from": options.stage_from,
+        "modes": {name: as_json(one) for name, one in found.items()},
+        "verdict": said,
+    }

@@ -1,0 +1,65 @@
+"""What commands share before they import torch: checks, so that a mistake is told at once, and words.
+
+Tests: tests/commands/cli/test_errors_first.py.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..measure.images import Source, read
+from ..measure.weight_files import find_weights
+
+SHOWN = 5  # of what was skipped; a folder may hold thousands
+
+
+def keep_name(parser: argparse.ArgumentParser, before: str, option: argparse.Action) -> None:
+    """Let an option be given by the name of before, too; no help shows it."""
+    parser.add_argument(
+        before,
+        dest=option.dest,
+        nargs=option.nargs,
+        choices=option.choices,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
+
+
+def check_model_options(options: argparse.Namespace) -> None:
+    """Refuse options that name no model, or weights that are not there.
+
+    Raises:
+        ValueError: no model, or a checkpoint that holds no weights.
+        FileNotFoundError: no such checkpoint, or a folder without weights.
+    """
+    if not options.model:
+        example = "naflexvit_base_patch16_siglip.v2_webli"
+        raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
+    if options.checkpoint:
+        find_weights(options.checkpoint)
+
+
+def check_readable(sources: Sequence[Source]) -> None:
+    """Look for an image whose header can be read, from the first one on.
+
+    Raises:
+        ValueError: none of them can be read.
+    """
+    # One is enough: a folder of thousands would take seconds, and others may be skipped later.
+    next(read(sources, lambda image: image.size, []))
+
+
+def announce(text: str) -> None:
+    """Print a line to stderr at once, before something that takes seconds."""
+    # Not to stdout: what is printed there is the result, which a script may read.
+    print(text, file=sys.stderr, flush=True)
+
+
+def announce_skipped(skipped: Sequence[str]) -> None:
+    """Say in one line on stderr how many files and folders could not be read, and why."""
+    if not skipped:
+        return
+    reasons = "; ".join(skipped[:SHOWN])
+    if len(skipped) > SHOWN:
+        reasons += "; ..."
+    announce(f"skipped, not readable as images: {len(skipped):,} ({reasons})")

@@ -1,0 +1,198 @@
+"""``naflex-fast drift``: its options, and the way from them to a report."""
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...names import STRATEGY_NAMES
+from ...text_table import table
+from ..measure import images
+from ..measure.contenders import CONTENDERS
+from ..measure.drift import FILES
+from ..measure.models import DTYPES, add_model_arguments, load_model
+from ..measure.output import (
+    check_writable,
+    positive,
+    printable,
+    progress,
+    provenance,
+)
+from . import against
+from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
+
+# In the report's table of facts: what "but for rounding" meant here.
+ROUNDING = "2e-06 of the largest number of its token or its channel, and the last bit in {dtype}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which a model, its weights, images and what to measure are chosen."""
+    parser.epilog = (
+        "Exit status: 0 if everything was measured; 1 if, with --against, timm and the other library "
+        "part; 2 if nothing could be measured."
+    )
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--images", metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)"
+    )
+    add(
+        "--max-seq-len",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="most patches per image (256)",
+    )
+    add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
+    modes = add(
+        "--modes",
+        nargs="+",
+        metavar="NAME",
+        choices=CONTENDERS,
+        help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
+    )
+    keep_name(parser, "--contenders", modes)
+    add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
+    against.add_arguments(parser)
+    add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
+    add("--out", metavar="DIR", help="also write report.json and report.html there")
+
+
+def drift(options: argparse.Namespace) -> int:
+    """Measure a named model on images, print the table, write what was asked for.
+
+    Raises:
+        ValueError: no model or no images.
+        OSError: results that cannot be written, before a model is loaded.
+        RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
+    """
+    # All that can be wrong is found out before torch is imported, which takes seconds.
+    check_model_options(options)
+    left_out: list[str] = []
+    if options.images:
+        sources = images.image_sources(options.images, left_out)
+        check_readable(sources)
+        source = f"folder {printable(Path(options.images).resolve().name)}"
+    else:
+        sources = images.photos()
+        source = images.PHOTOS_WORDS
+    check(options)
+    against.check(options)
+    announce(f"loading {options.model} ...")
+    model, weights = load_model(
+        options.model,
+        options.checkpoint,
+        **dict(options.model_kwargs),
+        random_weights=options.random_weights,
+        dtype=options.dtype,
+    )
+    batches = images.NaFlexImages(
+        sources,
+        model,
+        options.max_seq_len,
+        options.batch_size,
+        options.interpolation,
+        left_out,
+    )
+    measure_and_show(model, batches, options, weights, source)
+    if not options.against:
+        return 0
+    compared = against.compare(model, sources, options, weights)
+    options.figures["against"] = compared
+    return 0 if compared["first"] is None else against.PARTS
+
+
+def check(options: argparse.Namespace) -> None:
+    """Find out whether the results can be written; the folder of ``--out`` is made.
+
+    Raises:
+        OSError: they cannot.
+        RuntimeError: ``--out`` needs a package that is not installed.
+    """
+    if not options.out:
+        return
+    for package in ("matplotlib", "jinja2"):
+        if find_spec(package) is None:
+            raise RuntimeError(
+                f"--out needs {package}: pip install {package}, or in a clone of this package's "
+                "repository: pip install '.[report]'"
+            )
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    # The folder may be there, with an old report that is not ours to write.
+    for name in FILES:
+        check_writable(Path(options.out, name))
+
+
+def measure_and_show(
+    model: Any,
+    batches: Any,
+    options: argparse.Namespace,
+    weights: str,
+    source: str,
+) -> None:
+    """Measure ``batches`` under checked options; print the result, and write what was asked for.
+
+    Args:
+        model: a NaFlexVit.
+        batches: as ``survey`` takes them, with a length.
+        options: of the command.
+        weights: in words, which weights the model holds.
+        source: in words, where the images come from.
+    """
+    from ..measure.drift.report import Report, write
+    from ..measure.drift.survey import survey
+
+    names = options.modes
+    if names is None:
+        # A report compares with timm's own settings too; who only looks need not wait for them.
+        names = CONTENDERS if options.out else STRATEGY_NAMES
+    with progress("measuring", len(batches)) as bar:
+        found = survey(model, batches, names, advance=bar.update)
+    # Of batches that are no folder's images (a list of tensors), nothing was skipped or changed.
+    skipped = getattr(batches, "skipped", [])
+    facts = _facts(model, options, f"{found.images:,} ({source})")
+    facts |= getattr(batches, "facts", {})
+    report = Report(
+        survey=found,
+        model=options.model,
+        weights=weights,
+        facts=facts,
+        made=provenance(options.command),
+        skipped=skipped,
+    )
+    announce_skipped(skipped)
+    if images.CONVERTED in facts:
+        announce(f"{images.CONVERTED}: {facts[images.CONVERTED]}")
+    _print(report)
+    # What is asked for in files comes last: a disk that is full leaves the table on the screen.
+    options.figures.update(report.as_json())
+    if options.out:
+        files = write(report, options.out)
+        print(f"written: {', '.join(map(printable, files))}")
+
+
+def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, str]:
+    """What was measured, in words, under its labels."""
+    settings = []
+    # As they are now, whether the weights' settings or --model-kwargs made them so.
+    for name, value in vars(model.embeds).items():
+        if name.startswith("pos_embed_") and value is not None:
+            settings.append(f"{name.removeprefix('pos_embed_')} {value}")
+    return {
+        "images": images,
+        "sequence length": f"{options.max_seq_len} patches at most",
+        "the model's own resampling (its settings)": ", ".join(settings),
+        "counts as rounding (a limit, for each token)": ROUNDING.format(dtype=options.dtype),
+    }
+
+
+def _print(report: Any) -> None:
+    """Print a survey's table, and what follows from it."""
+    from ..measure.drift.report import headline, rows
+
+    print(
+        f"Drift from timm's own result: {report.model}; weights: {report.weights}; "
+        f"{report.survey.images:,} images"
+    )
+    print(table(rows(report.survey)))
+    print(headline(report.survey))

@@ -1,0 +1,166 @@
+"""``naflex-fast export``: its options, and the way from them to a verified file."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...text_table import table
+from ..measure.models import add_model_arguments, load_model
+from ..measure.output import (
+    check_writable,
+    positive,
+    printable,
+    provenance,
+)
+from .checks import announce, check_model_options
+
+# The runtimes that run a file with this suffix, and the module of each.
+RUNTIMES = {
+    ".pt2": {"torch.export": "torch"},
+    ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
+}
+NOT_CHECKED = 3  # a status of its own, so that a script can tell it from a file that was run
+STATUS = (
+    "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
+    "1 a runtime is wrong, nothing is written; 2 an error; 3 an ONNX file is written, but no ONNX "
+    "runtime is installed that could check it."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.epilog = STATUS
+    add_model_arguments(parser)
+    parser.add_argument("--out", required=True, metavar="FILE", help="model.onnx or model.pt2")
+    parser.add_argument(
+        "--size",
+        nargs=2,
+        type=positive,
+        metavar=("H", "W"),
+        help="export for plain images of this size, in pixels; default: for NaFlex batches of any "
+        "grids and lengths",
+    )
+    parser.add_argument(
+        "--max-seq-len",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="most patches per image, kept in the file for those who prepare images; it runs with "
+        "any number (256)",
+    )
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write what was found there; -: to stdout",
+    )
+
+
+def export(options: argparse.Namespace) -> int:
+    """Export a named model, verify the file in every runtime that is installed, print what was
+    found.
+
+    Raises:
+        ValueError: no model, an unknown suffix, or a path that is not UTF-8, before the model is
+            loaded; a size that the patches do not fill, or a model without patches, before the work.
+        RuntimeError: a package that the file's format needs is not installed; before the work.
+        OSError: ``--out`` or ``--json`` cannot be written; before the work.
+    """
+    out = Path(options.out)
+    check_model_options(options)
+    runtimes = runtimes_for(out)
+    check_writable(out)
+    announce(f"loading {options.model} ...")
+    # It imports torch and timm: whatever is wrong with the options has been told by now.
+    from ..measure import export as work
+
+    model, weights = load_model(
+        options.model,
+        options.checkpoint,
+        **dict(options.model_kwargs),
+        random_weights=options.random_weights,
+    )
+    _check_inputs(model, options.size)
+    metadata = {"model": options.model, "weights": weights, **work.describe(model)}
+    # Plain images of one size have no choice of it.
+    if options.size is None:
+        metadata["max_seq_len"] = str(options.max_seq_len)
+    made = provenance(options.command)
+    announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
+    checks, dtypes, is_right = work.export(model, out, runtimes, options.size, metadata)
+    print(f"{options.model}; weights: {weights}")
+    _show(checks, dtypes, out)
+    # torch.export alone runs the program from which an ONNX file is made, not that file.
+    is_checked = out.suffix == ".pt2" or len(runtimes) > 1
+    options.figures.update(
+        made,
+        file=printable(out),
+        metadata=metadata,
+        checked=is_checked,
+        checks=[{**asdict(check), "right": check.is_right} for check in checks],
+        dtypes=dtypes,
+        written=is_right,
+    )
+    if not is_right:
+        print(f"not written: {printable(out)}")
+        return 1
+    print(f"written: {printable(out)}")
+    status = 0
+    if not is_checked:
+        status = NOT_CHECKED
+        print("not checked in an ONNX runtime: none is installed (pip install onnxruntime)")
+    print(work.how_to_run(out, options.size))
+    return status
+
+
+def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
+    """Find out whether the model takes NaFlex batches, or plain images of a size.
+
+    Raises:
+        ValueError: it does not.
+    """
+    high, wide = model.embeds.patch_size
+    if size is None and not model.embeds.is_linear:
+        raise ValueError(
+            "the model's patch embedding is a convolution, which takes no patches; valid: --size H W"
+        )
+    if size is not None and (size[0] % high or size[1] % wide):
+        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
+
+
+def _show(checks: Sequence[Any], dtypes: Sequence[str], out: Path) -> None:
+    """Print how far each runtime that ran ``out`` is from timm, and what follows from it."""
+    from ..measure.export import FLOAT32, SET_FLOAT32
+
+    print("The largest differences from timm's own code, relative, on batches not seen at export:")
+    lines = []
+    notes = []
+    for check in checks:
+        precision = check.precision
+        if check.is_default:
+            precision += ", its default here"
+        off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
+        verdict = "right" if check.is_right else "wrong"
+        # A runtime that rounds more by default is no fault of the file: one line mends it.
+        if not check.is_right and check.precision != FLOAT32:
+            verdict = "not right: set float32"
+            line = SET_FLOAT32[check.runtime].replace("FILE", repr(str(out)))
+            notes.append(f"{check.runtime} in float32: {line}")
+        lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
+    print(table(lines), *notes, f"dtypes: {', '.join(dtypes)}", sep="\n")
+
+
+def runtimes_for(out: Path) -> list[str]:
+    """The runtimes here that can run such a file.
+
+    Raises:
+        ValueError: a suffix that is not known.
+        RuntimeError: what writes such files is not installed.
+    """
+    if out.suffix not in RUNTIMES:
+        raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
+    if out.suffix == ".onnx" and find_spec("onnxscript") is None:
+        raise RuntimeError(".onnx files need onnxscript: pip install onnxscript")
+    return [runtime for runtime, module in RUNTIMES[out.suffix].items() if find_spec(module)]

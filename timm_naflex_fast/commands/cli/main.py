@@ -1,0 +1,129 @@
+"""The command ``naflex-fast``.
+
+A command imports torch only when its options are right: so help and errors come at once.
+"""
+
+import argparse
+import io
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from typing import Any, NoReturn
+
+from ... import __version__
+from ...names import did_you_mean
+from ..measure.output import check_writable, printable, to_json
+
+COMMANDS = {  # each is a function of the module of its name
+    "info": "versions, GPUs, and what is patched",
+    "drift": "how far each strategy moves a model from timm's own result",
+    "bench": "how much faster a step of a model becomes, eager or compiled",
+    "run": "run a script, unchanged, with timm patched",
+    "export": "export a model to ONNX or torch.export, verified in every runtime that is installed",
+    "record": "write what a model makes of pictures, stage by stage, for ports to be compared with",
+    "compare": "tell where a port parts from a recording, and why",
+    "identify": "tell how a port resampled its position embeddings",
+}
+PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one usage line, and name what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        # argparse tells of a wrong word only in these two sentences, and of its options only in
+        # the usage line.
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)", message)
+        if wrong:
+            known = re.findall(
+                r"--[\w-]+|\w+(?:-\w+)*", message[wrong.end() :] + self.format_usage()
+            )
+            message += did_you_mean(wrong[1], known)
+        usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
+        self.exit(2, f"{usage}\n{self.prog}: {printable(message)}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` (default: the command line) names; return the exit status."""
+    if argv is None:
+        argv = sys.argv[1:]
+    parser = Parser("naflex-fast", description="Fast and exact resampling.")
+    parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, what in COMMANDS.items():
+        module = import_module(f".{name}", __package__)
+        # Abbreviations would change their meaning with each option that is added.
+        own = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        own.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        module.add_arguments(own)
+        own.set_defaults(action=getattr(module, name), parser=own)
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
+    options, more = parser.parse_known_args(argv)
+    if more:
+        options.parser.error(f"unrecognized arguments: {' '.join(more)}")
+    name = options.command
+    options.command = shlex.join(["naflex-fast", *argv])
+    return call(f"naflex-fast {name}", options.action, options)
+
+
+def call(
+    command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace
+) -> int:
+    """Call ``action(options)``, whose errors name what is valid, and return the exit status.
+
+    An error becomes one line on stderr and status 2, Ctrl-C 130; ``options.debug`` shows the
+    traceback too. A reader of the output who goes away ends the command without a word, as
+    ``| head`` does.
+
+    What the action puts into the dict ``options.figures`` goes to the file of ``--json``, also when
+    the action is stopped. Where that file is stdout, what the action prints goes to stderr.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a letter of a file's name shows its number.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        with _figures(options):
+            return action(options)
+    except BrokenPipeError:
+        sys.stdout = None  # Python would flush it again as it ends
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        status = 130
+        message = "interrupted"
+    except (ImportError, ValueError, RuntimeError, OSError) as error:
+        status = 2
+        message = str(error)
+        if getattr(options, "debug", False):
+            traceback.print_exc()
+    print(f"{command}: {printable(message)}", file=sys.stderr)
+    return status
+
+
+@contextmanager
+def _figures(options: argparse.Namespace) -> Iterator[None]:
+    """Inside, a command fills ``options.figures``; then they go where ``options.json`` names."""
+    figures: dict[str, Any] = {}
+    options.figures = figures
+    file = getattr(options, "json", None)
+    words = sys.stdout
+    if file == "-":
+        words = sys.stderr
+    elif file is not None:
+        check_writable(file)
+    try:
+        with redirect_stdout(words):
+            yield
+    finally:
+        if figures and file == "-":
+            sys.stdout.write(to_json(figures))
+        elif figures and file:
+            with open(file, "w", encoding="utf-8") as opened:
+                opened.write(to_json(figures))
+        sys.stdout.flush()

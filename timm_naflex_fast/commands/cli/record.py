@@ -1,0 +1,164 @@
+"""``naflex-fast record``: its options, and the way from a model and pictures to a recording."""
+
+import argparse
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...pictures import convert
+from ..measure import images
+from ..measure.contenders import BASELINE, CONTENDERS
+from ..measure.models import add_model_arguments, fingerprint, load_model
+from ..measure.output import positive, progress, provenance
+from ..measure.weight_files import find_weights
+from .against import FILTERS
+from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
+
+DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which a model, its weights and pictures are chosen."""
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", help="the folder of the recording")
+    add("--force", action="store_true", help="replace the folder if it is there")
+    add("--images", metavar="DIR", help="folder of images (default: 5 of scikit-image's photos)")
+    add(
+        "--library",
+        choices=("timm", "transformers"),
+        default="timm",
+        help="whose pipeline is recorded (timm)",
+    )
+    modes = add(
+        "--mode",
+        choices=CONTENDERS,
+        default=BASELINE,
+        help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",
+    )
+    keep_name(parser, "--contender", modes)
+    add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
+    add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches (256)")
+
+
+def record(options: argparse.Namespace) -> int:
+    """Write a recording of a named model on images.
+
+    Raises:
+        ValueError: no model or no images, or options that do not go together.
+        FileExistsError: the folder is there, and no ``--force``.
+        RuntimeError: the weights cannot be loaded, or transformers is not installed.
+    """
+    out = Path(options.out)
+    check(options, out)
+    skipped: list[str] = []
+    if options.images:
+        sources = images.image_sources(options.images, skipped)
+        check_readable(sources)
+    else:
+        sources = images.photos()[::DEFAULT]
+    announce(f"loading {options.model} ...")
+    model, weights = load_model(
+        options.model,
+        options.checkpoint,
+        **dict(options.model_kwargs),
+        random_weights=options.random_weights,
+    )
+    check_model(options, model)
+    from ..measure.record import make_recording
+    from ..recordings.format import write_recording
+    from ..recordings.mistakes import mistakes_of
+
+    source = _source(options, model)
+    names = []
+    pictures = []
+    for name, (picture, _) in images.read(sources, partial(convert, colours="RGB"), skipped):
+        names.append(name)
+        pictures.append(picture)
+    announce_skipped(skipped)
+    made = provenance(options.command)
+    versions = {package: made.pop(package) for package in ("python", "torch", "timm")}
+    about = {
+        "written_by": {
+            "program": "naflex-fast record",
+            "pipeline": source.words,
+            "versions": versions,
+            **made,
+        },
+        "weights": {"words": weights, "sha256": fingerprint(model)},
+    }
+    tried = len(mistakes_of(model))
+    with progress("recording", tried) as bar:
+        recording = make_recording(source, pictures, names, about, bar.update)
+    write_recording(recording, pictures, out)
+    shown = len(recording.about["mistakes"])
+    print(
+        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
+        f"mistakes ({tried - shown} more do not show); weights: {weights}"
+    )
+    return 0
+
+
+def check(options: argparse.Namespace, out: Path) -> None:
+    """Find out before the work whether it can be done; errors as ``record``."""
+    check_model_options(options)
+    if out.exists() and not options.force:
+        raise FileExistsError(f"{out} is there already; --force replaces it")
+    if out.exists() and not (out / "recording.json").is_file():
+        raise FileExistsError(f"{out} is no recording, so --force does not replace it")
+    if not out.resolve().parent.is_dir():
+        raise FileNotFoundError(f"{out.resolve().parent} is no folder")
+    if options.library == "timm":
+        return
+    if options.mode != BASELINE or options.interpolation:
+        raise ValueError("--mode and --interpolation go with --library timm")
+    for package in ("transformers", "torchvision"):
+        if find_spec(package) is None:
+            raise RuntimeError(f"--library transformers needs {package}: pip install {package}")
+
+
+def check_model(options: argparse.Namespace, model: Any) -> None:
+    """Refuse a model of which there is no recording.
+
+    Raises:
+        ValueError: it has other tokens than those of patches, no position table, or fewer blocks;
+            or its pixels do not go from -1 to 1.
+    """
+    from timm.data import resolve_data_config
+
+    config = resolve_data_config({}, model=model)
+    if {*config["mean"], *config["std"]} != {0.5}:
+        raise ValueError(
+            f"{options.model} takes pixels of mean {config['mean']} and deviation {config['std']}; a "
+            "recording holds pixels from -1 to 1: all 0.5, as SigLIP-2's"
+        )
+    if model.num_prefix_tokens:
+        raise ValueError(
+            f"{options.model} has {model.num_prefix_tokens} class and register tokens, and a "
+            "recording is of patches alone; valid: models without them, as SigLIP-2's are"
+        )
+    if model.embeds.pos_embed is None:
+        raise ValueError(
+            f"{options.model} has no position table (H, W, C); valid: pos_embed=learned"
+        )
+
+
+def _source(options: argparse.Namespace, model: Any) -> Any:
+    """The pipeline that the options name."""
+    from ..measure.checkpoints import read_config
+    from ..measure.pipelines import build_processor, build_tower, transformers_pipeline
+    from ..measure.record import timm_source, transformers_source
+
+    length = options.max_seq_len
+    if options.library == "timm":
+        return timm_source(model, length, options.interpolation, options.mode)
+    # Beside transformers' weights lie its settings of the tower and of the processor.
+    folder = None
+    config = {}
+    if options.checkpoint:
+        folder = find_weights(options.checkpoint).parent
+        config = dict(read_config(folder))
+    processor = build_processor(model, length, folder)
+    pipeline = transformers_pipeline(build_tower(model, config), processor)
+    return transformers_source(pipeline, processor, model, length)

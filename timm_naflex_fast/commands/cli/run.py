@@ -1,0 +1,169 @@
+"""``naflex-fast run``: a script runs unchanged, and a library is patched as it is imported.
+
+``run`` only starts the script, with two environment variables. Every Python process inherits
+them: ``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize`` Python imports as
+it starts, and ``TIMM_NAFLEX_FAST_RUN`` says what to patch. So the script, processes that
+``multiprocessing`` spawns, joblib's workers and subprocesses are all prepared in the same way;
+forked processes inherit what their parent has. A process that is started with ``python -I``, ``-E``
+or ``-S`` reads neither, and is not patched.
+"""
+
+import argparse
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ENV_NAME = "TIMM_NAFLEX_FAST_RUN"
+# What a script imports before it can make a model. After this import all is there that we replace.
+HOOKED_MODULES = {
+    "timm": "timm.models.naflexvit",
+    "transformers": "transformers",
+}
+STARTUP = str(Path(__file__).with_name("startup"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``naflex-fast run``; what follows the script's name is the script's."""
+    from ...patching.choices import MODES
+
+    parser.add_argument(
+        "--mode", metavar="NAME", default="matmul", help=f"of {' '.join(MODES)} (matmul)"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="an error where the library's own code would run instead",
+    )
+    several = "what to patch (timm); repeat it for several"
+    parser.add_argument("--library", action="append", choices=list(HOOKED_MODULES), help=several)
+    parser.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="SCRIPT is the name of a module, as in python -m",
+    )
+    what = (
+        "what python runs (a file, a folder, a zip, or -) or a command (torchrun), then its words"
+    )
+    parser.add_argument("script", metavar="SCRIPT", nargs=argparse.PARSER, help=what)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start the script, in place of this process where the system can do that.
+
+    Returns the script's exit status on Windows; elsewhere this function does not return.
+
+    Raises:
+        ValueError: no such mode, or one that a library does not have, or no such script.
+    """
+    from ...patching.choices import MODES, check_name
+
+    libraries = options.library or ["timm"]
+    valid = list(MODES)
+    if "transformers" in libraries:
+        valid.remove("grid_sample")
+    # What a library does not have is told here, once, and not in each of the script's processes.
+    flags = dict(mode=check_name("--mode", options.mode, valid), strict=options.strict)
+    environment = _environment(flags, libraries)
+    script, *words = options.script
+    if options.module:
+        command = [sys.executable, "-m", script, *words]
+    else:
+        command = [*_start_of(script), *words]
+    # Elsewhere the script takes this process's place: signals and the exit status are its own.
+    if sys.platform == "win32":
+        return subprocess.call(command, env=environment)
+    os.execve(command[0], command, environment)
+
+
+def _environment(flags: dict[str, Any], libraries: list[str]) -> dict[str, str]:
+    """The environment variables of the script's processes."""
+    wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True))
+    folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
+    return {**os.environ, ENV_NAME: wanted, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def _start_of(script: str) -> list[str]:
+    """The words that start a file in Python or, where there is no such file, a command.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    # A file comes first, as for python; "torchrun" is a command unless there is such a file.
+    if script == "-" or os.path.exists(script):
+        return [sys.executable, script]
+    folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    command = shutil.which(script, path=folders)
+    if command is None:
+        raise ValueError(f"there is no file {script}, and no command of that name")
+    return [command]
+
+
+def prepare_process() -> None:
+    """Patch the libraries as soon as this process imports them; at its end say what computed."""
+    import wrapt
+
+    wanted = json.loads(os.environ[ENV_NAME])
+    # For the processes that this one starts.
+    os.environ[ENV_NAME] = json.dumps({**wanted, "first": False})
+    atexit.register(_report, wanted)
+    for library in wanted["libraries"]:
+        wrapt.register_post_import_hook(partial(_patch, wanted, library), HOOKED_MODULES[library])
+
+
+def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
+    # Only now, when the script has imported the library itself: one that is not used costs nothing.
+    from ...patching.install import enable
+
+    enable(**wanted["flags"], library=library)
+
+
+def _report(wanted: dict[str, Any]) -> None:
+    """Say in one line what computed.
+
+    In the script's first process, and in each below it in which something did.
+    """
+    imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
+    names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
+    has_computed = False
+    text = f"this process did not import {names}, so nothing was patched in it"
+    if imported:
+        from ...patching.status import status
+
+        now = status()
+        has_computed = bool(now.calls)
+        text = "; ".join(_what_computed(now, imported))
+    if wanted["first"] or has_computed:
+        # In one piece: other processes write there too.
+        sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {text}\n")
+
+
+def _what_computed(now: Any, imported: list[str]) -> list[str]:
+    """The settings, the libraries, and what ran, from a ``Status``."""
+    from ...patching.status import in_words
+
+    calls = sorted(now.calls.items())
+    ran = [f"{step} by {strategy} {times} times" for (step, strategy), times in calls]
+    releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
+    return [
+        in_words(now.flags),
+        f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
+        f"in this process ran {', '.join(ran) or 'none of them'}",
+        *now.why_stock(),
+    ]
+
+
+def _who(first: bool) -> str:
+    """Which of several processes speaks, in words."""
+    # torchrun numbers its processes; others are told apart by their ids.
+    rank = os.environ.get("RANK")
+    if rank:
+        return f" (rank {rank})"
+    return "" if first else f" (process {os.getpid()})"

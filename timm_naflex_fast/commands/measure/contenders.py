@@ -1,0 +1,47 @@
+"""The contenders that ``drift`` and ``bench`` compare: every code that resamples a position table,
+each named once.
+
+The names and their words need neither torch nor timm, so a command can define its options from
+them.
+
+Tests: tests/commands/measure/drift/test_survey.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...attributes import temporarily
+from ...names import STRATEGY_NAMES
+
+BASELINE = "stock"
+CONTENDERS = {
+    BASELINE: "timm's own loop",
+    **dict.fromkeys(STRATEGY_NAMES, "this package"),
+    "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
+    "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
+}
+
+
+@contextmanager
+def use(name: str, model: Any) -> Iterator[None]:
+    """Inside, ``model`` resamples its position table as the contender does; afterwards as before.
+
+    Patch kernels and rotary tables stay timm's own, so that only the position embedding differs.
+
+    Args:
+        name: one of ``CONTENDERS``; those with timm's own setting need a learned 2-D table.
+        model: a NaFlexVit, or a NaFlexEmbeds alone.
+    """
+    from ...patching.install import enable
+
+    # timm's own flag is an attribute of the embeddings: the model's code stays timm's.
+    choice: Any = name
+    settings: dict[str, Any] = {}
+    if name.startswith("timm-flag-"):
+        choice = BASELINE
+        settings["pos_embed_use_grid_sample"] = True
+        settings["pos_embed_interp_mode"] = name.removeprefix("timm-flag-")
+    embeds = getattr(model, "embeds", model)
+    with enable("stock", pos_embed=choice, model=model), temporarily(embeds, settings):
+        yield

@@ -1,0 +1,325 @@
+"""Export a NaFlexVit to one file, and compare each runtime's result with timm's own eager code.
+
+Tests: tests/commands/cli/test_export.py.
+"""
+
+import copy
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_data_config
+from torch import Tensor
+
+from ... import __version__, enable
+from ...pictures import CHANNELS_FIRST
+from .bench.model import random_batch
+from .models import fingerprint
+
+Inputs = dict[str, Tensor]
+Run = Callable[[Inputs], Any]
+# Grids of batches, and their length: the first is exported, and the files are compared on the others.
+BATCHES: list[tuple[Any, int]] = [
+    ([(4, 6), (7, 3), (5, 5)], 30),
+    ([(3, 20), (18, 2), (9, 9), (1, 17)], 90),
+    ([(13, 14)], 182),
+]
+# How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
+# what is wrong in a model is off by 1e-2 and more. The embeddings alone: what holds in PyTorch.
+TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
+FLOAT32 = "float32"
+METADATA = "metadata.json"  # the name that a .pt2 file gives its metadata
+# The order of the numbers in one patch.
+CHANNELS_LAST = "y, x, channel"
+# Lines that run a file: FILE stands for its name. Then the one that sets float32, for runtimes that
+# may have another default.
+LOAD = {
+    ".onnx": """import onnxruntime
+session = onnxruntime.InferenceSession(FILE, providers=["CPUExecutionProvider"])
+settings = session.get_modelmeta().custom_metadata_map""",
+    ".pt2": """import json, torch
+extra = {"metadata.json": ""}
+program = torch.export.load(FILE, extra_files=extra).module()
+settings = json.loads(extra["metadata.json"])""",
+}
+FROM_PICTURES = """from timm_naflex_fast.pictures import patches_of
+inputs = patches_of(pictures, settings)  # of a list of PIL images"""
+FROM_IMAGES = "inputs = dict(image=image)  # a tensor (B, channels, H, W), normalised"
+RUN = {
+    ".onnx": """arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+(output,) = session.run(None, arrays)""",
+    ".pt2": "output = program(**inputs)",
+}
+OPENVINO_PRECISION = "INFERENCE_PRECISION_HINT"
+PRECISIONS = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}  # OpenVINO's names of them
+SET_FLOAT32 = {
+    "OpenVINO": 'openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})'
+}
+
+
+class Naflex(torch.nn.Module):
+    """A NaFlexVit, or its NaFlexEmbeds, whose inputs have the names of timm's loader.
+
+    Plain images are ``image``.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        patches: Tensor | None = None,
+        patch_coord: Tensor | None = None,
+        patch_valid: Tensor | None = None,
+        image: Tensor | None = None,
+    ) -> Any:
+        """The model's output, or the embeddings' tokens."""
+        pixels = patches if image is None else image
+        output = self.model(pixels, patch_coord=patch_coord, patch_valid=patch_valid)
+        if isinstance(output, tuple):  # of embeddings: the tokens and the grid
+            return output[0]
+        return output
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far one runtime is from timm when it computes in one precision.
+
+    Attributes:
+        runtime: a name of ``LOADERS``.
+        precision: in which it computes, e.g. "float32".
+        is_default: whether it does so on this machine when nobody chooses.
+        differences: relative to the largest number: of the "model", and of the position
+            "embeddings" alone.
+    """
+
+    runtime: str
+    precision: str
+    is_default: bool
+    differences: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the differences are allowed; NaN is not."""
+        return all(off <= TOLERANCES[part] for part, off in self.differences.items())
+
+
+def make_inputs(model: Any, size: tuple[int, int] | None) -> tuple[list[Inputs], Any]:
+    """NaFlex batches, or plain images of ``size`` pixels.
+
+    Returns:
+        The inputs with which a model is exported, and then those on which it is compared; and the
+        dimensions of each input that may have other sizes, {name: {dimension: Dim}}.
+    """
+    torch.manual_seed(0)
+    images = torch.export.Dim("batch", min=1, max=4096)
+    if size is not None:
+        plain = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
+        return plain, {"image": {0: images}}
+    tokens = torch.export.Dim("tokens", min=2, max=65536)
+    batches = [random_batch(model, *batch) for batch in BATCHES]
+    return batches, {name: {0: images, 1: tokens} for name in batches[0]}
+
+
+def position_embeddings(model: Any) -> Any:
+    """The embeddings of a model, in which everything that is no position is 0."""
+    embeds = copy.deepcopy(model.embeds)
+    for name, parameter in embeds.named_parameters():
+        # Of a learned table, or of the two of a factorized one.
+        if not name.startswith("pos_embed"):
+            parameter.data.zero_()
+    return embeds
+
+
+def describe(model: Any) -> dict[str, str]:
+    """What a file says of its model: versions, weights, and how pictures become its input.
+
+    Texts by their names; :func:`timm_naflex_fast.pictures.patches_of` reads them.
+    """
+    embeds = model.embeds
+    config = resolve_data_config({}, model=model)
+    order = CHANNELS_LAST
+    if not getattr(embeds, "channels_last", True):  # older releases have no other order
+        order = CHANNELS_FIRST
+    return {
+        "weights_sha256": fingerprint(model),
+        "timm_naflex_fast": __version__,
+        "timm": timm.__version__,
+        "torch": torch.__version__,
+        "patch_size": json.dumps(embeds.patch_size),
+        "patch_order": order,
+        "channels": str(embeds.in_chans),
+        "mean": json.dumps(config["mean"][: embeds.in_chans]),
+        "std": json.dumps(config["std"][: embeds.in_chans]),
+        "interpolation": config["interpolation"],
+    }
+
+
+def export(
+    model: Any,
+    out: Path,
+    runtimes: Sequence[str],
+    size: tuple[int, int] | None = None,
+    metadata: Mapping[str, str] = {},
+) -> tuple[list[Check], list[str], bool]:
+    """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
+
+    Args:
+        model: a NaFlexVit in eval mode.
+        out: where the file goes, ``.onnx`` or ``.pt2``.
+        runtimes: those that run it, names of ``LOADERS``.
+        size: of plain images, in pixels; None: for NaFlex batches.
+        metadata: texts by their names, which the file keeps.
+
+    Returns:
+        The checks of each runtime, in each precision; the dtypes of all tensors in the program; and
+        whether every runtime is right in float32, and so the file was written.
+    """
+    (example, *unseen), free = make_inputs(model, size)
+    checks: dict[tuple[str, str], Check] = {}
+    dtypes = set()
+    # In the folder of ``out``, so that a file can take its place without being copied.
+    folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
+    with torch.no_grad(), folder as parts:
+        for part, exported in (("model", model), ("embeddings", position_embeddings(model))):
+            module = Naflex(exported).eval()
+            file = Path(parts, part, out.name)
+            file.parent.mkdir()
+            # What timm's own code gives is what the file has to give.
+            with enable("stock", model=module):
+                wanted = [module(**inputs) for inputs in unseen]
+            with enable("matmul", model=module, strict=True):
+                program = write(module, example, free, file, metadata)
+            dtypes |= dtypes_of(program)
+            for runtime in runtimes:
+                runs = LOADERS[runtime](file, program)
+                for precision, run in runs.items():
+                    # A loader gives the runtime's default first.
+                    new = Check(runtime, precision, is_default=precision == next(iter(runs)))
+                    check = checks.setdefault((runtime, precision), new)
+                    check.differences[part] = _largest_difference(run, unseen, wanted)
+        # In another precision, rounding alone is more than what is allowed.
+        is_right = all(check.is_right for check in checks.values() if check.precision == FLOAT32)
+        if is_right:
+            # ONNX keeps weights beside the file above 1.5 GB.
+            for made in Path(parts, "model").iterdir():
+                made.replace(out.resolve().with_name(made.name))
+    return [*checks.values()], sorted(dtypes), is_right
+
+
+def dtypes_of(program: Any) -> set[str]:
+    """The dtypes of all tensors in a program of ``torch.export``, of inner graphs too."""
+    found = set()
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                found.add(str(value.dtype).removeprefix("torch."))
+    return found
+
+
+def write(
+    module: torch.nn.Module,
+    example: Inputs,
+    free: Any,
+    file: Path,
+    metadata: Mapping[str, str] = {},
+) -> Any:
+    """Export the module as it is patched now, write the file, return torch.export's program.
+
+    Args:
+        module: takes ``example`` by its names.
+        example: of the inputs.
+        free: the dimensions that may have other sizes, {name: {dimension: Dim}}.
+        file: where to write, ``.onnx`` or ``.pt2``.
+        metadata: texts by their names, which the file keeps.
+    """
+    # A line for each operator that it does not fold.
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's, about its own steps
+        program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
+        if file.suffix == ".pt2":
+            texts = {METADATA: json.dumps(dict(metadata), indent=1)}
+            torch.export.save(program, file, extra_files=texts)
+        else:
+            converted: Any = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                output_names=["output"],
+                dynamic_shapes=free,  # the program has forgotten the names of its dimensions
+            )
+            # The exporter takes no metadata: they go into its result before that is written.
+            converted.model.metadata_props.update(metadata)
+            converted.save(file)
+    return program
+
+
+def how_to_run(out: Path, size: tuple[int, int] | None) -> str:
+    """Lines of Python that run the file: on pictures, or on images of ``size``."""
+    inputs = FROM_PICTURES if size is None else FROM_IMAGES
+    lines = "\n".join([LOAD[out.suffix], inputs, RUN[out.suffix]])
+    return lines.replace("FILE", repr(str(out)))
+
+
+def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
+    """Of all batches, relative to the largest output of each; NaN if one has NaN."""
+    found = []
+    for inputs, want in zip(batches, wanted):
+        off = torch.as_tensor(run(inputs)) - want
+        # What has no embeddings at all is 0 everywhere, and must be so in the file.
+        found.append(off.abs().max() / want.abs().max().clamp(min=1e-12))
+    return torch.stack(found).max().item()
+
+
+def _torch(file: Path, program: Any) -> dict[str, Run]:
+    if file.suffix == ".pt2":
+        program = torch.export.load(file)
+    module = program.module()
+    return {FLOAT32: lambda inputs: module(**inputs)}
+
+
+def _onnxruntime(file: Path, program: Any) -> dict[str, Run]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return {FLOAT32: lambda inputs: session.run(None, _numpy(inputs))[0]}
+
+
+def _openvino(file: Path, program: Any) -> dict[str, Run]:
+    """Its default depends on the processor: bfloat16 where that has instructions for it."""
+    import openvino
+
+    # One for both: where each had its own, processes crashed when they started others (2026.4.1).
+    core = openvino.Core()
+    runs: dict[str, Run] = {}
+    for options in ({}, {OPENVINO_PRECISION: "f32"}):
+        compiled = core.compile_model(file, "CPU", options)
+        precision = compiled.get_property(OPENVINO_PRECISION).get_type_name()
+        runs[PRECISIONS[precision]] = partial(_run_openvino, compiled)
+    return runs
+
+
+def _run_openvino(compiled: Any, inputs: Inputs) -> Any:
+    return compiled(_numpy(inputs))[0]
+
+
+def _numpy(inputs: Inputs) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
+
+
+# Each gives a function that runs the file in each precision: in the runtime's default on this
+# machine first, and in float32.
+LOADERS = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}

@@ -1,0 +1,231 @@
+"""timm NaFlexVits to measure."""
+
+import argparse
+import ast
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...attributes import temporarily
+from ...names import did_you_mean
+from .checkpoints import read_checkpoint
+from .tower_names import HOW_TO_FIT, PATCHES, channels_first, check_names
+from .weight_files import Unusable
+
+HUB_SECONDS = 10
+DTYPES = ("float32", "bfloat16", "float16")
+HOW_TO_GIVE = (
+    "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
+    "untrained model"
+)
+HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
+HOW_TO_SAVE = "fetch it again, or save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that name a model and describe its weights."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="timm NaFlexVit, e.g. naflexvit_base_patch16_siglip.v2_webli",
+    )
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="local weights of timm, or SigLIP-2's of transformers, open_clip or Google: a file "
+        "(.safetensors, .pth, .bin, .npz), an index of shards, a folder, or the name of a model in "
+        "the hub's cache",
+    )
+    weights.add_argument("--random-weights", action="store_true", help="the untrained model")
+    parser.add_argument(
+        "--model-kwargs",
+        nargs="+",
+        default=[],
+        type=setting,
+        metavar="KEY=VALUE",
+        help="options of the model, as timm's scripts take them",
+    )
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """An option of a model; text without "=" is a ValueError, which argparse reports."""
+    key, value = text.split("=", 1)
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def check_model(name: str) -> None:
+    """Find out whether timm knows a NaFlexVit of this name; looks for no weights.
+
+    Raises:
+        ValueError: timm does not know it.
+    """
+    import timm
+
+    family = name.split(".")[0]
+    names = timm.list_models(["naflexvit*", "vit_*"])
+    if family not in names:
+        raise ValueError(
+            f"timm has no NaFlexVit {name!r}; valid: naflexvit_* and vit_* of timm.list_models()"
+            f"{did_you_mean(family, names)}"
+        )
+
+
+def check_hub(name: str) -> None:
+    """Find out whether a model's weights can be had, from the hub or from its cache.
+
+    Asked once, for ``HUB_SECONDS``: the hub's own library would go on asking for a minute.
+    """
+    import timm
+    from huggingface_hub import constants, get_session, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repository = timm.get_pretrained_cfg(name).hf_hub_id
+    try:
+        snapshot_download(repository, local_files_only=True)
+    except LocalEntryNotFoundError:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+
+
+def load_model(
+    name: str,
+    checkpoint: str | Path | None = None,
+    /,
+    *,
+    random_weights: bool = False,
+    dtype: str = "float32",
+    **more: Any,
+) -> tuple[Any, str]:
+    """Create a timm NaFlexVit in eval mode, and say in words which weights it holds.
+
+    Args:
+        name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a
+            NaFlexVit.
+        checkpoint: a local file or folder; see :func:`read_checkpoint`. The model gets as many
+            classes as its head has, and the size of a tower that another library wrote; where that
+            has no head that pools, the model gives its tokens (``global_pool=""``).
+        random_weights: keep the initialisation (seed 0), but make a learned position table of sines
+            and cosines: neighbouring cells of a trained table are alike, those of noise are not.
+        dtype: torch's name of the number type to which the whole model is cast.
+        more: further options of ``timm.create_model``.
+
+    Raises:
+        ValueError: timm does not know the name.
+        RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot
+            be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
+            them, or the model does not use one of their tensors; says how to give them.
+    """
+    check_model(name)
+    import timm
+    import torch
+    from timm.models.naflexvit import NaFlexVit
+
+    # What an error says depends on where the weights come from.
+    options = dict(more)
+    if name.startswith("vit_"):
+        options["use_naflex"] = True
+    what = f"the model {name!r}"
+    weights = f"pretrained, {name}"
+    advice = HOW_TO_GIVE
+    if random_weights:
+        weights = "random, untrained, seed 0; position table of sines and cosines"
+        advice = HOW_TO_FIT
+    elif checkpoint is not None:
+        what = f"the checkpoint {checkpoint}"
+        with load_errors(what, HOW_TO_SAVE):
+            weights = _add_file(options, checkpoint)
+        advice = HOW_TO_CONVERT
+    else:
+        with load_errors(what, advice):
+            check_hub(name)
+    with (
+        load_errors(what, advice),
+        torch.random.fork_rng(devices=[]),
+        temporarily(NaFlexVit, {"load_state_dict": _load_whole}),
+    ):
+        torch.manual_seed(0)  # also for a head that is not in the weights
+        model = timm.create_model(name, pretrained=not random_weights, **options)
+    if random_weights:
+        _smooth(model.embeds.pos_embed)
+    elif model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
+        weights += f"; an untrained head of {model.num_classes} classes"
+    model.pretrained_cfg.pop("state_dict", None)
+    return model.eval().to(getattr(torch, dtype)), weights
+
+
+def _smooth(table: Any) -> None:
+    """Make a learned position table, (1, H, W, C), one of sines and cosines."""
+    from timm.layers import build_sincos2d_pos_embed
+
+    # A model with other tables, or none, has nothing to smooth.
+    if table is not None:
+        smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
+        table.data.copy_(smooth.view(table.shape))
+
+
+def _add_file(options: dict[str, Any], file: str | Path) -> str:
+    """Add the weights of a local file to the options of a model, and say in words what they are."""
+    checkpoint = read_checkpoint(file, options)
+    state = checkpoint.tensors
+    classes = len(state.get("head.weight", ()))
+    # What a user names comes before what the weights tell.
+    defaults = {"num_classes": classes, **checkpoint.options}
+    if checkpoint.options and options.get("patchify_channels_last") is False:
+        state = {**state, PATCHES: channels_first(state[PATCHES])}
+    # As an overlay, timm converts keys and shapes as it does for weights from the hub.
+    overlay = options.get("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
+    overlay = {**overlay, "state_dict": state, "num_classes": classes}
+    options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
+    return checkpoint.words
+
+
+def _load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
+    """Load a state dict, and refuse one that is not whole or not the model's.
+
+    timm calls this with what it has converted: with the model's own names and shapes, and without
+    a head of another number of classes.
+    """
+    from torch import nn
+
+    # timm itself is not strict about what is left where a head is new.
+    keys = nn.Module.load_state_dict(model, state, strict=False)
+    missing = keys.missing_keys
+    if model.num_classes != model.pretrained_cfg["num_classes"]:
+        missing = [name for name in missing if not name.startswith("head.")]
+    check_names("the model", missing, keys.unexpected_keys)
+    return keys
+
+
+@contextmanager
+def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
+    """Turn whatever reading weights raises into a RuntimeError of one line.
+
+    It says that ``what`` failed, why, and what to do.
+    """
+    try:
+        yield
+    except Unusable as error:  # it says itself what to give
+        raise RuntimeError(f"{what} cannot be loaded: {error}") from error
+    # No network, a cut-off file, a pickle of something else, tensors of another model.
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if text.startswith("Weights only load failed"):  # torch goes on with unsafe advice
+            text = "Weights only load failed"
+        reason = f"{type(error).__name__}: {text}"[:300]
+        raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the weights, names and all: the same however they were loaded."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

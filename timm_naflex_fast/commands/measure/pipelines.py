@@ -1,0 +1,206 @@
+"""From pictures to what each stage of an image tower gives: timm's pipeline and transformers'.
+
+Tests: tests/commands/recordings/test_agreement.py.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...attributes import temporarily
+from ...patching.install import enable
+from ..recordings.format import Stages
+from .bench.workloads import coordinates
+from .contenders import BASELINE, use
+from .images import eval_transform
+from .models import load_errors
+from .tower_names import PATCHES, channels_first, channels_last, to_transformers
+
+LIBRARY = "transformers"
+HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
+
+Pictures = Sequence[Any]  # PIL images in RGB
+Outputs = Mapping[str, Tensor]  # by stage: tokens (B, N, C), and "pooled" (B, D)
+
+
+class Inputs(NamedTuple):
+    """Pictures as an image tower takes them."""
+
+    grid: Tensor  # (B, 2) rows and columns of patches
+    pixels: Tensor  # (B, N, y * x * channel), row by row, then padding
+    valid: Tensor  # (B, N) bool, False for padding
+
+
+class Pipeline(NamedTuple):
+    """From pictures to what a tower takes, and from that to what each stage gives."""
+
+    read: Callable[[Pictures], Inputs]
+    tower: Callable[[Inputs], Outputs]
+
+
+def timm_pipeline(
+    model: Any,
+    max_seq_len: int,
+    interpolation: str | None = None,
+    contender: str = BASELINE,
+    settings: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
+
+    Args:
+        model: a NaFlexVit in eval mode.
+        max_seq_len: most patches of a picture.
+        interpolation: filter of the resize, in place of the data configuration's.
+        contender: one of ``CONTENDERS``.
+        settings: attributes that the embedding has in place of its own, say of the resize.
+    """
+    from timm.data.naflex_dataset import NaFlexCollator
+
+    prepare = eval_transform(model, max_seq_len, interpolation)
+    collate = NaFlexCollator(max_seq_len)
+    is_channels_last = getattr(model.embeds, "channels_last", True)
+
+    def read(pictures: Pictures) -> Inputs:
+        samples = [(prepare(picture), 0) for picture in pictures]  # it wants a label
+        batch, _ = collate(samples)
+        grid = batch["patch_coord"].amax(1) + 1
+        pixels = batch["patches"]
+        if not is_channels_last:
+            pixels = channels_last(pixels)
+        return Inputs(grid, pixels, batch["patch_valid"])
+
+    modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.norm, model.attn_pool)
+
+    def tower(inputs: Inputs) -> Outputs:
+        coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
+        pixels = inputs.pixels.to(model.embeds.proj.weight.dtype)
+        if not is_channels_last:
+            pixels = channels_first(pixels)
+        batch = {"patches": pixels, "patch_coord": coord, "patch_valid": inputs.valid}
+        with temporarily(model.embeds, settings or {}), use(contender, model):
+            with recorded(modules) as found, torch.inference_mode():
+                model(batch)
+        return found
+
+    return Pipeline(read, tower)
+
+
+def _modules(
+    projection: nn.Module, embeddings: nn.Module, blocks: Any, norm: nn.Module, head: Any
+) -> dict[str, nn.Module]:
+    """The modules of a tower by the stages that end with them, in the order in which data flows."""
+    modules = {"patch_embedding": projection, "position_embedding": embeddings}
+    modules |= {f"block_{number}": block for number, block in enumerate(blocks)}
+    modules["norm"] = norm
+    if head is not None:
+        modules["pooled"] = head
+    return modules
+
+
+def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
+    """transformers' own image processor and Siglip2 image tower, in eval mode."""
+    core = getattr(model, "vision_model", model)  # older releases wrap the tower once more
+    embeddings = core.embeddings
+    head = core.head if getattr(core, "use_head", True) else None
+    modules = _modules(
+        embeddings.patch_embedding, embeddings, core.encoder.layers, core.post_layernorm, head
+    )
+
+    def read(pictures: Pictures) -> Inputs:
+        batch = processor(images=list(pictures), return_tensors="pt")
+        valid = batch["pixel_attention_mask"].bool()
+        return Inputs(batch["spatial_shapes"], batch["pixel_values"], valid)
+
+    def tower(inputs: Inputs) -> Outputs:
+        stock = enable("stock", library=LIBRARY)
+        with stock, recorded(modules) as found, torch.inference_mode():
+            model(
+                pixel_values=inputs.pixels.to(embeddings.patch_embedding.weight.dtype),
+                pixel_attention_mask=inputs.valid.long(),
+                spatial_shapes=inputs.grid,
+            )
+        return found
+
+    return Pipeline(read, tower)
+
+
+@contextmanager
+def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """What each of these modules gives inside, under its stage's name."""
+    found: dict[str, Tensor] = {}
+    with ExitStack() as hooks:
+        for stage, module in modules.items():
+
+            def keep(_: Any, __: Any, output: Any, stage: str = stage) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                found[stage] = tensor.clone()  # what follows may write into it
+
+            hooks.enter_context(module.register_forward_hook(keep))
+        yield found
+
+
+def stages_of(inputs: Inputs, outputs: Outputs) -> list[Stages]:
+    """The stages of each picture of a batch, without padding, as NumPy arrays in float32."""
+    pictures: list[Stages] = []
+    for number, (h, w) in enumerate(inputs.grid.tolist()):
+        stages: Stages = {"grid": np.array([h, w], np.int32)}
+        for stage, tensor in {"pixels": inputs.pixels, **outputs}.items():
+            one = tensor[number].float().cpu()
+            if stage != "pooled":
+                one = one[: h * w]  # (N, C) -> (h * w, C)
+            stages[stage] = one.numpy()
+        pictures.append(stages)
+    return pictures
+
+
+def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
+    """transformers' Siglip2 image tower with the weights of timm's ``model``.
+
+    Args:
+        model: a NaFlexVit of SigLIP-2's design, with or without the head that pools.
+        config: transformers' settings; what they leave open follows from the model.
+
+    Raises:
+        RuntimeError: transformers has no Siglip2, or ``config`` is that of other weights.
+        ValueError: the model is no Siglip2 tower; counts and names the tensors.
+    """
+    # A classifier is left out: what it takes is compared, not what it gives.
+    own = model.state_dict()
+    image_tower = {name: own[name] for name in own if not name.startswith("head.")}
+    if not getattr(model.embeds, "channels_last", True):
+        image_tower[PATCHES] = channels_last(image_tower[PATCHES])
+    weights = to_transformers(image_tower)
+    settings: dict[str, Any] = dict(
+        hidden_size=model.embed_dim,
+        intermediate_size=model.blocks[0].mlp.fc1.out_features,
+        num_hidden_layers=len(model.blocks),
+        num_attention_heads=model.blocks[0].attn.num_heads,
+        num_patches=len(weights["embeddings.position_embedding.weight"]),
+        patch_size=model.embeds.patch_size[0],
+    )
+    settings |= config
+    settings["vision_use_head"] = model.attn_pool is not None
+    with load_errors("transformers' tower", HOW_TO_BUILD):
+        from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+        tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
+        getattr(tower, "vision_model", tower).load_state_dict(weights)
+    return tower.eval()
+
+
+def build_processor(model: Any, max_seq_len: int, folder: str | Path | None = None) -> Any:
+    """transformers' image processor; with the settings of ``folder``, where it holds some."""
+    from transformers import Siglip2ImageProcessor
+
+    options = dict(patch_size=model.embeds.patch_size[0], max_num_patches=max_seq_len)
+    if folder:
+        try:
+            return Siglip2ImageProcessor.from_pretrained(folder, **options)
+        except OSError:  # no image processor was saved there
+            pass
+    return Siglip2ImageProcessor(**options)
