@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INPUTS = ("patches", "patch_coord", "patch_valid")
 CHANNELS_FIRST = "channel, y, x"
@@ -16,7 +17,7 @@ FRAMES = "with further frames, of which the first is taken"
 EXIF_ORIENTATION = 0x0112
 
 
-def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> dict[str, Tensor]:
+def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[str, Tensor]":
     """Make of pictures what a program of ``naflex-fast export`` takes.
 
     timm's own eval transform and collator do it: a picture is resized to as many whole patches as

@@ -108,6 +108,7 @@ def test_the_table_of_modes_names_tests_that_exist():
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_the_examples_of_a_public_function_run(function):
     scope = dict(vars(functional), patches_of=patches_of)
+    scope.update({name: getattr(functional, name) for name in functional.__all__})
     for name in timm_naflex_fast.__all__:
         scope[name] = getattr(timm_naflex_fast, name)
     finder = doctest.DocTestFinder(recurse=False)
