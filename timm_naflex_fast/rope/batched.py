@@ -1,12 +1,18 @@
-"""The rotary embeddings of a batch, by the computation that costs less."""
+"""The rotary embeddings of a batch: one formula, for every token or for every cell.
+
+The formula for every token needs no host read, so compilers capture it; but B*N*D sines cost more
+than writing them. Outside graphs the host knows the grids. Where many tokens share a cell, the
+formula serves each cell once, and a token takes the line of its cell. The backward to the learned
+frequencies of mixed types then first adds up the gradients of a cell's tokens.
+"""
 
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch.grids import read_grids, whole_numbers
-from .embeds import EmbedFn, per_cell, per_token
+from ..batch.grids import grid_sizes_from_coord, read_grids, whole_numbers
 from .modules import Rope
 
 
@@ -36,35 +42,78 @@ def batched_rope(
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
-    if traceable:
-        embed = per_token(rope, patch_coord.detach().to(torch.int64), dtype)
-    else:
-        embed = _cheaper(rope, whole_numbers(patch_coord), dtype)
+    coord = whole_numbers(patch_coord)
+    size = grid_sizes_from_coord(coord)[:, None]  # (B, 1, 2)
+    is_padding = torch.arange(coord.shape[1], device=coord.device) >= size.prod(2)  # (B, N)
+    positions = rope.positions(coord, size)  # (B, N, 2)
+
+    # On a GPU sines are free, and host reads are not.
+    line = None
+    has_padding = True
+    if not traceable and coord.numel() > 0 and (rope.mixed or coord.is_cpu):
+        read_grids(coord)  # it refuses coordinates that are no cells
+        line = line_of_token(rope, coord, size)
+        has_padding = line is None and bool(is_padding.any())
+    if line is not None:
+        line = line.masked_fill(is_padding, 0).flatten()  # (B*N,)
+        # One of the tokens on each line tells the line's position.
+        tokens = torch.arange(len(line), device=line.device)
+        token_of_line = line.new_zeros(int(line.max()) + 1).scatter(0, line, tokens)
+        positions = positions.flatten(0, 1)[token_of_line]  # (R, 2)
+
+    def embeddings(block: int) -> Tensor:
+        values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)
+        if line is not None:
+            values = take_lines(values, line, dtype).unflatten(0, is_padding.shape)
+        values = values.to(dtype)  # (B, N, heads, 2D)
+        if has_padding:
+            values.masked_fill_(is_padding[..., None, None], 0.0)
+        return values.transpose(1, 2)
+
     if not rope.mixed:
-        return embed(None)
+        return embeddings(0)
     blocks = range(rope.frequencies.shape[1])
     if torch.compiler.is_dynamo_compiling():  # it reads no generator of an older torch
-        return [embed(block) for block in blocks]
-    return (embed(block) for block in blocks)
+        return [embeddings(block) for block in blocks]
+    return (embeddings(block) for block in blocks)
 
 
-def _cheaper(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
-    """``per_token`` or ``per_cell`` for the tokens (B, N, 2), int64, outside graphs."""
-    batch, length, _ = coord.shape
-    if coord.numel() == 0:
-        return per_token(rope, coord, dtype)
-    if coord.device.type != "cpu" and not rope.mixed:
-        return per_token(rope, coord, dtype)  # on a GPU sines are free, and host reads are not
+def sin_cos(angles: Tensor, rotate_half: bool) -> Tensor:
+    """Angles (..., D/2) to D sines and D cosines (..., 2D).
 
-    heights, widths, *_ = read_grids(coord)
-    sizes = list(zip(heights, widths))
-    has_padding = any(h * w < length for h, w in sizes)
+    Each stands there twice: D/2 apart (``rotate_half``), or side by side.
+    """
+    values = torch.stack([angles.sin(), angles.cos()], -2)  # (..., 2, D/2)
+    beside = -2 if rotate_half else -1
+    return torch.stack([values, values], beside).flatten(-3)
+
+
+def line_of_token(rope: Rope, coord: Tensor, size: Tensor) -> Tensor | None:
+    """The line that each token (B, N, 2) takes, (B, N): the distinct grids lie one after the other,
+    each cell on a line of its own, after line 0, which is padding's.
+
+    ``size``: (B, 1, 2). None where the formula for every token costs less.
+    """
+    if len(coord) == 1:
+        return None
     if rope.grid_independent:  # one grid that holds all others will do
-        sizes = [(max(heights), max(widths))] * batch
+        size = size.amax(0, keepdim=True)
+    distinct, grid = size.unique(dim=0, return_inverse=True)  # (G, 1, 2), (B,)
 
     # To save sines pays if many tokens share a cell: a lookup costs half of what the formula does.
     # One huge coordinate makes a huge grid; there the formula serves, too.
-    cell_count = sum(h * w for h, w in set(sizes))
-    if 2 * cell_count > batch * length:
-        return per_token(rope, coord, dtype, has_padding=has_padding)
-    return per_cell(rope, coord, dtype, sizes)
+    lengths = distinct.prod(2)  # (G, 1)
+    if 4 * sum(lengths.flatten().tolist()) > coord.numel():
+        return None
+    first = 1 + lengths.cumsum(0) - lengths  # (G, 1)
+    y, x = coord.unbind(-1)  # (B, N) each
+    return first[grid] + y * size[..., 1] + x
+
+
+def take_lines(lines: Tensor, line: Tensor, dtype: torch.dtype) -> Tensor:
+    """For each token (T,) its line of (R, heads, 2D), or zeros for line 0: (T, heads, 2D)."""
+    lines[0] = 0.0
+    # With a gradient the cast comes last: so a cell's gradients are added in float32.
+    if not lines.requires_grad:
+        lines = lines.to(dtype)
+    return F.embedding(line.int(), lines.flatten(1)).unflatten(1, lines.shape[1:])

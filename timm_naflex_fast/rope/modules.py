@@ -28,11 +28,11 @@ class Rope:
     """One of timm's rotary modules.
 
     Args:
-        frequencies: f, (2, D/2), float32 at least, D is the head's width; or learned ones, (2,
-            depth, heads, D/2).
+        frequencies: f of y, then of x, (2, depth, heads, D/2), float32 at least, D is the head's width. Only mixed
+            types have a depth and heads other than 1.
+        mixed: whether each block and head has its own, learned frequencies.
         rotate_half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise
             at 2c and 2c + 1.
-        xy_order: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise
             the cell's index.
         offset: added to index or centre.
@@ -40,31 +40,21 @@ class Rope:
     """
 
     frequencies: Tensor
+    mixed: bool
     rotate_half: bool
-    xy_order: bool
     centered: bool
     offset: float
     ref_feat_shape: tuple[int, int] | None
-
-    @property
-    def mixed(self) -> bool:
-        """Whether each block and head has its own frequencies."""
-        return self.frequencies.ndim == 4
 
     @property
     def grid_independent(self) -> bool:
         """Whether a cell has the same angles in every grid of a batch."""
         return not self.centered and self.ref_feat_shape is None
 
-    def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
-        """Angles (..., D/2) for positions (..., 2).
-
-        Of a mixed ``block`` (..., heads, N, D/2) for (..., 1, N, 2).
-        """
-        f = self.frequencies
-        if block is not None:
-            f = f[:, block].unsqueeze(2)  # (2, heads, 1, D/2)
-        first, second = positions.split(1, -1)
+    def angles(self, positions: Tensor, block: int) -> Tensor:
+        """Angles (..., heads, D/2) of a block for positions (..., 2)."""
+        first, second = positions.unsqueeze(-2).split(1, -1)  # (..., 1, 1) each
+        f = self.frequencies[:, block]  # (2, heads, D/2)
         return first * f[0] + second * f[1]
 
     def positions(self, cells: Tensor, size: Tensor) -> Tensor:
@@ -84,8 +74,6 @@ class Rope:
             position = torch.stack([y * ref_h, x * ref_w], -1)
         if self.centered:
             position = 2.0 * position - 1.0
-        if self.xy_order:
-            position = position.flip(-1)
         return position
 
 
@@ -104,30 +92,31 @@ def read_rope(module: Any) -> Rope | str:
     grid_type = "index"
     if is_dinov3:
         grid_type = "centered"
-    elif settings.get("in_pixels", False):  # older timm's word
+    elif settings.get("in_pixels"):  # older timm's word
         grid_type = "pixel"
     grid_type = settings.get("grid_type", grid_type)
-    if frequencies is None or settings.get("_use_cached_embed", False):
+    if frequencies is None or settings.get("_use_cached_embed"):
         return "rotary embeddings kept for one grid alone"
     if grid_type not in ("index", "centered"):
         return f"rotary embeddings on a {grid_type!r} grid"
-    if module.training and settings.get("aug_active", False):
+    if module.training and settings.get("aug_active"):
         return "rotary embeddings at random coordinates"
     if settings.get("normalize_coords", "separate") != "separate":
         return "rotary embeddings whose axes are divided by one length"
     # Older timm stretches the largest grid of a batch to it, and the others along with that one.
-    if settings.get("ref_feat_shape") is not None and "grid_type" not in settings:
+    ref_feat_shape = settings.get("ref_feat_shape")
+    if ref_feat_shape is not None and "grid_type" not in settings:
         return "rotary embeddings with a ref_feat_shape"
     # Older timm computes DINOv3's angles in the model's dtype, and in one order of the axes.
     if is_dinov3 and not hasattr(module, "get_batch_embeds"):
         return "DINOv3's rotary embeddings"
     return Rope(
         _by_position(frequencies, module),
+        mixed=kind == "RotaryEmbeddingMixed",
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
-        xy_order=module.grid_indexing == "xy",
         centered=grid_type == "centered",
         offset=settings.get("grid_offset", 0.0),
-        ref_feat_shape=settings.get("ref_feat_shape", None),
+        ref_feat_shape=ref_feat_shape,
     )
 
 
@@ -135,12 +124,20 @@ def _by_position(frequencies: Tensor, module: Any) -> Tensor:
     """The frequencies as :class:`Rope` takes them, in float32 at least; mixed ones in float32."""
     kind = type(module).__name__
     if kind == "RotaryEmbeddingMixed":
-        return frequencies.to(torch.float32)
-    frequencies = frequencies.to(torch.promote_types(frequencies.dtype, torch.float32))
+        by_position = frequencies.to(torch.float32)
+    else:
+        dtype = torch.promote_types(frequencies.dtype, torch.float32)
+        by_position = _by_axis(frequencies.to(dtype), module)[:, None, None]
+    if module.grid_indexing == "xy":  # position 0 is x
+        by_position = by_position.flip(0)
+    return by_position
+
+
+def _by_axis(frequencies: Tensor, module: Any) -> Tensor:
+    kind = type(module).__name__
     if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
-        by_axis = [frequencies * (module.axis == axis) for axis in (1, 2)]
-        return torch.stack(by_axis)
+        return torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
     if kind == "RotaryEmbeddingDinoV3":  # periods are the lengths of a full turn
         frequencies = 2 * math.pi / frequencies
-    # Position 0 turns the first half of the angles, position 1 the second.
+    # The first axis turns the first half of the angles, the second axis the second.
     return torch.block_diag(frequencies, frequencies)  # (2, D/2)
