@@ -1,17 +1,19 @@
-"""The tests on every supported release, and the tests of timm under each mode: uv run nox -l.
+"""The tests on every supported release, timm's own tests, and do tests notice?: uv run nox -l.
 
     uv run nox -s pairing                     # all pairings, into results/versions/matrix.json
     uv run nox -s "pairing(timm-1.0.16)"      # one of them
     uv run nox -s timm_tests                  # the installed release's own tests, under each mode
     uv run nox -s timm_tests -- stock matmul  # under these
     uv run nox -s forced_stock                # our own tests, where ours never runs
+    uv run nox -s mutants -- 20 timm_naflex_fast/batch tests/batch  # 20 small changes of a room
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A
 session's row in the result file is replaced, the other rows stay. With RESULTS=FOLDER the files go
 there.
 
 ``pairing`` fails if any test fails. ``timm_tests`` fails if a test fails that passes under stock,
-or if ours never ran. ``forced_stock`` fails if a test passes that asks for ours.
+or if ours never ran. ``forced_stock`` fails if a test passes that asks for ours. ``mutants`` prints
+what no test noticed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import os
 import shlex
 import shutil
+import sqlite3
 import tarfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -86,6 +89,23 @@ ABOUT_NAFLEX = f"not test_models or (naflexvit and not ({NOT_RUN}))"
 # No other test of timm may fail where it passes unpatched. This one expects entries in timm's
 # private cache of pseudo-inverses, which our patch kernels do not fill.
 MAY_FAIL = "test_patch_embed_interpolator_reuses_nonpersistent_cache"
+COSMIC_RAY = "--with cosmic-ray==8.7.0"
+# For the session ``mutants``. One other operator in place of each, not all others: a test that
+# notices the one notices them. And no change of types.
+MUTATIONS = """
+[cosmic-ray]
+module-path = "{part}"
+timeout = 300.0
+excluded-modules = []
+test-command = "python -m pytest -x -n 0 -p no:cacheprovider --hypothesis-profile mutation {tests}"
+[cosmic-ray.distributor]
+name = "local"
+[cosmic-ray.filters.operators-filter]
+exclude-operators = [
+    "core/ReplaceBinaryOperator_(?!Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Mul|Mod_Mul|Pow_Mul)",
+    "core/ReplaceComparisonOperator_(?!Eq_NotEq|NotEq_Eq|Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Is_IsNot|IsNot_Is)",
+]
+"""
 # A program that prints the releases of an environment as JSON.
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
@@ -267,3 +287,34 @@ def timm_tests(session: nox.Session) -> None:
             session.error(f"fail under {mode} alone: {broken}")
         if mode != "stock" and not counts["calls"]:
             session.error(f"{mode} never ran")
+
+
+@nox.session(venv_backend="none")
+def mutants(session: nox.Session) -> None:
+    """COUNT PART TESTS...: small changes of a file or folder, drawn at random, by Cosmic Ray.
+
+    Prints the changes that TESTS did not notice.
+    """
+    count, part, *tests = session.posargs
+
+    # It writes each change into the file, so it gets a copy, and Python finds the copy first.
+    copy = Path(session.create_tmp()).resolve() / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+    session.env.update(UV_PROJECT=str(ROOT), PYTHONPATH=str(copy), OMP_NUM_THREADS="1")
+    session.chdir(copy)
+    Path("mutants.toml").write_text(MUTATIONS.format(part=part, tests=" ".join(tests)))
+
+    uv(session, COSMIC_RAY, "cosmic-ray", "baseline", "mutants.toml")  # unchanged, they pass
+    uv(session, COSMIC_RAY, "cosmic-ray", "init", "mutants.toml", "mutants.sqlite")
+    uv(session, COSMIC_RAY, "cr-filter-operators", "mutants.sqlite", "mutants.toml")
+    with sqlite3.connect("mutants.sqlite") as database:
+        chosen = (
+            "SELECT job_id FROM work_items WHERE job_id NOT IN (SELECT job_id FROM work_results) "
+            "ORDER BY random() LIMIT ?"
+        )
+        database.execute(f"CREATE TABLE chosen AS {chosen}", [int(count)])
+        for table in ("work_results", "mutation_specs", "work_items"):
+            database.execute(f"DELETE FROM {table} WHERE job_id NOT IN (SELECT * FROM chosen)")
+    uv(session, COSMIC_RAY, "cosmic-ray", "exec", "mutants.toml", "mutants.sqlite")
+    uv(session, COSMIC_RAY, "cr-report", "--surviving-only", "--show-diff", "mutants.sqlite")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis
-# --hypothesis-profile fuzz``, and for each mutant of tools/mutants.py the same few.
+# --hypothesis-profile fuzz``, and by ``nox -s mutants`` the same few.
 every = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("project", max_examples=25, **every)
 settings.register_profile("fuzz", max_examples=1000, **every)
@@ -18,8 +18,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 # pytest-xdist gives its workers a width of 80. Tables are printed as into a file.
 os.environ.pop("COLUMNS", None)
-# Compilers make many objects at once, and to look through all that there are takes 0.2 s.
-gc.set_threshold(50_000)
+
+
+def pytest_collection_finish():
+    """Let the garbage collector forget what imports made: to look through that takes 0.2 s."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
+
 
 # What imports torch is imported inside the fixtures: the process that hands tests to workers needs
 # none of it.
@@ -30,22 +39,24 @@ def stock_timm():
     """Every test ends with timm as it came, nothing enabled and empty caches, or fails."""
     from tests.support import oracles
     from timm_naflex_fast import disable, status
+    from timm_naflex_fast.patching.choices import STOCK
     from timm_naflex_fast.resampling import kept
 
-    def patches():
+    def left():
         now = status()
-        return now.flags, sorted(map(str, now.models)), now.replaced
+        if now.flags == STOCK and not now.models and not now.replaced:
+            return None
+        return now
 
     oracles.seed()
-    before = patches()
     yield
     kept.clear_all()  # functions fill it too, not only patches
-    if patches() != before:
+    if left():
         gc.collect()  # a model's settings end with the model
-    left = patches()
-    if left != before:
-        disable()  # the others would follow from it
-        pytest.fail(f"the test left {left}; before: {before}", pytrace=False)
+    found = left()
+    if found:
+        disable()  # the next tests would fail too
+        pytest.fail(f"the test left {found}", pytrace=False)
     assert oracles.is_pristine()
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:  # one test's graphs must not count against the next one's limit

@@ -8,8 +8,7 @@ import pages
 import pos_embed
 import pytest
 import torch
-from page_parts import audit
-from page_parts.race_tables import race_table
+from page_parts import races
 
 from tests.support.measured import row
 
@@ -43,7 +42,7 @@ def race(**changes):
 def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     _, _, *without_timm = race(batch=1)
     results("speed/siglip", *race(), *without_timm)
-    table = race_table("position")
+    table = races.position()
     heading = table.splitlines()[0]
     ratios = r"times faster than timm +\| than timm's grid_sample +\| of the time of one plain add"
     assert re.search(ratios, heading)
@@ -52,88 +51,29 @@ def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     assert re.search(r"siglip, train, 1, float32 +\| - +\| - +\| 2\.00 ", table)
 
     results("speed/others", *race(workload="single"), commit="def")
-    assert "commit def / abc; " in race_table("position")
+    assert "commit def / abc; " in races.position()
 
 
-def check(monkeypatch, capsys, option):
-    """The exit status of tools/pages.py, and what it prints."""
-    monkeypatch.setattr(pages, "PAGES", [])
-    monkeypatch.setattr("sys.argv", ["pages.py", option])
-    status = pages.main()
-    return status, capsys.readouterr().out.splitlines()
+@pytest.mark.parametrize("option", ["--check", None])
+def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monkeypatch, capsys):
+    results("speed/siglip", *race())
+    page = tmp_path / "page.md"
+    text = "Before.\n<!-- position: begin -->\nold\n<!-- position: end -->\nAfter."
+    page.write_text(text)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", [page])
+    for name in ("draw_drift", "draw_graphs", "draw_conventions"):
+        monkeypatch.setattr(pages, name, lambda: None)
+    monkeypatch.setattr("sys.argv", ["pages.py", *filter(None, [option])])
 
-
-def old_results(results):
-    commit = "0" * 40
-    results("counts", commit="HEAD")
-    results("rope", commit=commit)
-    results("tests/forced_stock", commit=commit, green=["test_green"])
-    return [
-        f"rope.json: its code has changed since {commit}",
-        f"tests/forced_stock.json: its code has changed since {commit}",
-        "tests/forced_stock.json: test_green passes without ours",
-    ]
-
-
-def lost_races(results):
-    lost = row(times_faster=0.85)
-    not_lost = row(times_faster=0.9)
-    timms = row("timm-flag-bilinear", times_faster=0.1)
-    floor = row("plain-add", times_faster=0.5)
-    results("speed/unseen", lost, not_lost, timms, floor, commit="HEAD")
-    # timm's loop cannot be exported, so an exported program races with something else.
-    results("exported", row(suite="exported", times_faster=0.2), commit="HEAD")
-    return ["speed/unseen.json: siglip train B=64 matmul has 0.85 of the library's speed"]
-
-
-def failed_tests(results):
-    commit = "1" * 40
-    layers = {"patch": {"failures": []}, "model": {"failures": ["test_red"]}}
-    results(
-        "versions/matrix", {"commit": commit, "layers": {}}, {"commit": "HEAD", "layers": layers}
-    )
-    # What fails under stock too is not broken.
-    stock = {"commit": "HEAD", "failures": ["known", "new"], "broken": []}
-    matmul = {"commit": "HEAD", "failures": ["known", "new"], "broken": ["new"]}
-    results("versions/timm_tests", stock, matmul)
-    return [
-        f"versions/matrix.json: its code has changed since {commit}",
-        "versions/matrix.json: test_red fails",
-        "versions/timm_tests.json: new fails",
-    ]
-
-
-@pytest.mark.parametrize("make", [old_results, lost_races, failed_tests])
-def test_what_is_listed_and_stops_a_release(make, results, monkeypatch, capsys):
-    if not (pages.ROOT / ".git").exists():
-        pytest.skip("no checkout")
-    said = [f"results/{line}" for line in make(results)]
-    assert check(monkeypatch, capsys, "--check") == (0, said)
-    assert check(monkeypatch, capsys, "--release") == (1, said)
-
-
-def test_every_result_file_of_the_repository_can_be_looked_through():
-    for complaint in pages.complaints():
-        assert complaint.startswith("results/")
-
-
-@pytest.mark.parametrize(
-    ("before", "has_changed"),
-    [
-        ("a = 1  # why", False),
-        ('"""What."""\na = 1\n"""Why."""', False),
-        ("a = 2", True),
-        ("a = 1\n2", True),
-    ],
-)
-def test_a_figure_grows_old_by_code_not_by_words(before, has_changed, monkeypatch):
-    files = {"before:a.py": before, "HEAD:a.py": "a = 1"}
-
-    def git(command, *words):
-        return "a.py b.py" if command == "diff" else files.get(words[0])
-
-    monkeypatch.setattr("page_parts.audit.git", git)
-    assert audit.has_changed("before", ["a.py", "b.py"]) == has_changed
+    assert pages.main() == bool(option)
+    if option:
+        assert page.read_text() == text
+        assert capsys.readouterr().out == "page.md is old: uv run tools/pages.py\n"
+    else:
+        table = races.position()
+        assert page.read_text() == text.replace("old", table)
+        assert pages.main() == 0  # nothing is left to write
 
 
 def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch):

@@ -1,26 +1,20 @@
-"""Sentences and tables of the pages other than those of races.
+"""The tables of the pages other than those of races, and the first screen.
 
 Each function with the name of a section makes what stands there.
 """
 
 from dataclasses import fields
 
-from tabulate import tabulate
-
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.report import cells
 from timm_naflex_fast.commands.measure.drift.survey import Drift
-from timm_naflex_fast.commands.measure.output import number
-from timm_naflex_fast.commands.recordings.format import read_recording
 
-from .race_tables import STEP, races, ratio
-from .results import OURS, ROOT, Row, measure_again, read, read_one, table
+from .results import OURS, Row, measure_again, read, read_one, table
 
-KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
 AGREEMENT_STAGES = ("patch_embedding", "position_embedding", "block_1", "norm", "pooled")
 
 
-def model_sentence() -> str:
+def share_of_a_step() -> str:
     """What a whole step can gain at most."""
     shares = []
     batches = []
@@ -29,127 +23,55 @@ def model_sentence() -> str:
             shares.append(100 * row["about"]["embeds_share"][BASELINE])
             batches.append(row["batch"])
     return (
-        "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, "
-        f"with up to {max(batches)} images,\n"
-        f"timm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
+        f"Resampling the table takes {min(shares):.1f} to {max(shares):.1f} % of a step on a CPU "
+        f"(up to {max(batches)} images)."
     )
 
 
-def pooled_of(row: Row) -> float:
-    """How far a row's pooled output is, as a share of its largest number, from the same pixels."""
-    (share,) = [stage["share"] for stage in row["stages"] if stage["stage"] == "pooled"]
-    return float(share)
-
-
-def siglip2_sentence() -> str:
+def distance_from_big_vision() -> str:
     """How far the default mode is from the code that trained SigLIP-2."""
-    (ours,) = [
-        row for row in read_one("recordings/agreement")["rows"] if f", {OURS} of" in row["who"]
-    ]
+    rows = read_one("recordings/agreement")["rows"]
+    (ours,) = [row for row in rows if f", {OURS} of" in row["who"]]
     return (
-        "- **The embeddings that the weights were trained with.** From the same pixels, this package "
-        f"gives the pooled output of\n  big_vision, which trained SigLIP-2, within "
-        f"{ours['stages']['pooled']:.0e} of its largest number "
-        "([random weights](docs/recordings.md#who-agrees-with-the-original))."
+        "From the same pixels, the largest error of the pooled output against big_vision is "
+        f"{ours['stages']['pooled']:.0e} of its largest number (random weights)."
     )
 
 
-def agreement() -> str:
-    """Who agrees with SigLIP-2's original implementation, stage by stage."""
-    record = read_one("recordings/agreement")
-    lines = []
-    reasons = []
+def first_screen() -> str:
+    """What decides whether to install it: the distance from timm's embeddings, graphs, export."""
+    record = read_one("graphs")
+    report = read_one("drift/photos/report")
+    rows = {}
     for row in record["rows"]:
-        shares = []
-        for stage in AGREEMENT_STAGES:
-            share = row["stages"].get(stage)
-            shares.append("" if share is None else f"{share:.1e}")
-        lines.append([row["who"], *shares, row["parts at"] or "nowhere"])
-        if row["reason"]:
-            reasons.append(f"- {row['who']}: {'; '.join(row['reason'])}.")
-    headings = ["who", *AGREEMENT_STAGES, "parts at"]
-    text = table(headings, lines, [record], record["command"])
-    return "\n".join(["Where they part, and why:", *reasons, "", text])
+        if row["library"] == "timm":
+            rows[row["contender"], row["way"]] = row
 
-
-def worked_example() -> str:
-    """Ten numbers of the kit, to try a reader with."""
-    recording = read_recording(KIT)
-    stages = recording.stages[0]
-    assert recording.table is not None
-    numbers = [
-        ("000.grid", stages["grid"]),
-        ("000.pixels, first pixel", stages["pixels"][0, :3]),
-        ("000.position_embedding, last token, last channel", stages["position_embedding"][-1, -1:]),
-        ("000.block_1, first token, first two channels", stages["block_1"][0, :2]),
-        ("000.pooled, first", stages["pooled"][:1]),
-        ("table, row 2, column 5, channel 7", recording.table[2, 5, 7:8]),
+    # The name in this table, in graphs.json, and in the report about photos, whose table is
+    # bilinear.
+    ways = [
+        ("timm", BASELINE, BASELINE),
+        ("timm's `grid_sample`", "timm's grid_sample", "timm-flag-bilinear"),
+        ("this package", OURS, OURS),
     ]
     lines = []
-    for name, values in numbers:
-        lines.append({"array": name, "numbers": ", ".join(f"{value:.7g}" for value in values)})
-    return tabulate(lines, headers="keys", tablefmt="github", disable_numparse=True)
+    for name, contender, way in ways:
+        compiled = rows[contender, "compile, four lengths"]
+        works = graphs_text(rows[contender, "export"])
+        moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
+        if not moved:
+            embeddings = "reference"
+        elif moved > 1e-4:
+            embeddings = f"off by {moved:.1f} % (photos)"
+        else:
+            embeddings = "equal but for rounding"
+        lines.append([name, embeddings, compiled["graphs"], compiled["breaks"], works])
 
-
-def mistakes() -> str:
-    """The mistakes whose numbers are kept beside a recording."""
-    about = read_recording(KIT).about
-    lines = []
-    for mistake in about["mistakes"]:
-        lines.append(f"| `{mistake['name']}` | {mistake['words']} | `{mistake['stage']}` |")
-    return "\n".join(["| name | what it is | first shows at |", "| --- | --- | --- |", *lines])
-
-
-def siglip2_figures() -> str:
-    """By how much two resize filters part timm's SigLIP-2 from transformers', and the same one."""
-    _, pixels, *_ = read_one("against/bicubic")["against"]["stages"]
-    same = read_one("against/bilinear")["against"]
-    _, rounded, *_ = same["stages"]
-    return (
-        f"They differ by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}, where black is -1 "
-        "and white 1.\nWith `--interpolation bilinear` pixels differ by at most "
-        f"{rounded['largest'] * 255 / 2:.1f} grey levels of 255 on {same['pictures']} pictures, and "
-        f"no stage parts:\nfrom the same pixels, the pooled outputs differ by {pooled_of(same):.0e} "
-        "of their largest number."
-    )
-
-
-def exported_sentence() -> str:
-    """What a run of an exported program takes beside timm's loop."""
-    ratios: dict[str, list[float]] = {"embeddings": [], "whole model": []}
-    for (part, *_), race in races("exported", ("part", *STEP)).items():
-        for name in ("ONNX Runtime", "AOTInductor"):
-            ratios[part].append(ratio(name, BASELINE)(race))
-    embeddings, models = ratios.values()
-    return (
-        "In ONNX Runtime and AOTInductor the embeddings alone take "
-        f"{number(min(embeddings))} to {number(max(embeddings))} times as long as timm's loop in "
-        f"PyTorch,\nand the whole model {number(min(models))} to {number(max(models))} times."
-    )
-
-
-def rounding() -> str:
-    """How far Siglip2's position embeddings are off in transformers, and in ours."""
-    (record,) = read("rounding")
-    lines = []
-    for row in record["rows"]:
-        off = [f"{row[how]:.1e}" for how in ("float32", "autocast")]
-        lines.append([f"`{row['contender']}`", *off])
-    headings = ["Siglip2's position embeddings are off by", "float32", "bf16 autocast"]
-    return table(headings, lines, [record], measure_again([record]))
-
-
-def never_slower() -> str:
-    """The smallest ratio to timm in any race, of the two modes that keep timm's result."""
-    timed = races("speed/*", (*STEP, "dtype")).values()
-    modes = []
-    for name in (OURS, "interpolate_cached"):
-        least = min(ratio(BASELINE, name)(race) for race in timed)
-        modes.append(f"`{name}` at least {number(least)} times")
-    return (
-        f"In {len(timed)} races of the position embeddings alone, {' and '.join(modes)} "
-        "as fast as timm's loop."
-    )
+    headings = ["20 training batches of 4 lengths", "position embeddings"]
+    headings += ["graphs", "breaks", "export"]
+    again = measure_again([record])
+    shown = table(headings, lines, [record, report["made"]], again)
+    return "\n\n".join([shown, f"{share_of_a_step()} {distance_from_big_vision()}"])
 
 
 def graphs_text(row: Row) -> str:
@@ -173,39 +95,15 @@ def graphs() -> str:
     return table(headings, lines, [record], measure_again([record]))
 
 
-def first_screen() -> str:
-    """What decides whether to install it: graphs, export, and the distance from timm's results."""
-    record = read_one("graphs")
-    report = read_one("drift/digits/report")
-    rows = {}
-    for row in record["rows"]:
-        if row["library"] == "timm":
-            rows[row["contender"], row["way"]] = row
-
-    # The name in this table, in graphs.json, and in the report about the digits, whose table is
-    # bicubic.
-    ways = [
-        ("timm", BASELINE, BASELINE),
-        ("timm's `grid_sample`", "timm's grid_sample", "timm-flag-bicubic"),
-        ("this package", OURS, OURS),
-    ]
+def rounding() -> str:
+    """How far Siglip2's position embeddings are off in transformers, and in ours."""
+    (record,) = read("rounding")
     lines = []
-    for name, contender, way in ways:
-        compiled = rows[contender, "compile, four lengths"]
-        exported = rows[contender, "export"]
-        moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
-        if not moved:
-            embeddings = "reference"
-        elif moved > 1e-4:
-            embeddings = f"off by {moved:.1f} % (digits)"
-        else:
-            embeddings = "equal but for rounding"
-        works = "fails" if "error" in exported else "works"
-        lines.append([name, compiled["graphs"], compiled["breaks"], works, embeddings])
-
-    headings = ["20 training batches of 4 lengths", "graphs", "breaks", "export", "embeddings"]
-    again = "uv run benchmarks/measure.py graphs"
-    return table(headings, lines, [record, report["made"]], again)
+    for row in record["rows"]:
+        off = [f"{row[how]:.1e}" for how in ("float32", "autocast")]
+        lines.append([f"`{row['contender']}`", *off])
+    headings = ["Siglip2's position embeddings are off by", "float32", "bf16 autocast"]
+    return table(headings, lines, [record], measure_again([record]))
 
 
 def drift_peers() -> str:
@@ -219,6 +117,44 @@ def drift_peers() -> str:
     return table(list(line), lines, [report["made"]], report["made"]["command"])
 
 
+def pooled_of(row: Row) -> float:
+    """How far a row's pooled output is, as a share of its largest number, from the same pixels."""
+    (share,) = [stage["share"] for stage in row["stages"] if stage["stage"] == "pooled"]
+    return float(share)
+
+
+def siglip2_figures() -> str:
+    """By how much two resize filters part timm's SigLIP-2 from transformers', and the same one."""
+    _, pixels, *_ = read_one("against/bicubic")["against"]["stages"]
+    same = read_one("against/bilinear")["against"]
+    _, rounded, *_ = same["stages"]
+    return (
+        f"They differ by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}, where black is -1 "
+        "and white 1.\nWith `--interpolation bilinear` pixels differ by at most "
+        f"{rounded['largest'] * 255 / 2:.1f} grey levels of 255 on {same['pictures']} pictures, and "
+        f"no stage parts:\nfrom the same pixels, the pooled outputs differ by {pooled_of(same):.0e} "
+        "of their largest number."
+    )
+
+
+def agreement() -> str:
+    """Who agrees with SigLIP-2's original implementation, stage by stage."""
+    record = read_one("recordings/agreement")
+    lines = []
+    reasons = []
+    for row in record["rows"]:
+        shares = []
+        for stage in AGREEMENT_STAGES:
+            share = row["stages"].get(stage)
+            shares.append("" if share is None else f"{share:.1e}")
+        lines.append([row["who"], *shares, row["parts at"] or "nowhere"])
+        if row["reason"]:
+            reasons.append(f"- {row['who']}: {'; '.join(row['reason'])}.")
+    headings = ["who", *AGREEMENT_STAGES, "parts at"]
+    text = table(headings, lines, [record], record["command"])
+    return "\n".join(["Where they part, and why:", *reasons, "", text])
+
+
 def counts_text(counts: Row) -> str:
     """Counts of one run of pytest."""
     failed = f"**{counts['failed']} failed**, " if counts["failed"] else ""
@@ -226,18 +162,16 @@ def counts_text(counts: Row) -> str:
 
 
 def versions() -> str:
-    """The tests on every pairing of releases."""
+    """The tests on every pairing of releases, and timm's own tests under each mode."""
     names = ("timm", "torch", "transformers", "python", "commit")
     rows = read_one("versions/matrix")["rows"]
     lines = []
     for row in rows:
-        releases = [row.get(name, "") for name in names]
-        lines.append([*releases, *(counts_text(counts) for counts in row["layers"].values())])
-    return table([*names, *rows[0]["layers"]], lines, rows, "uv run nox -s pairing")
+        counts = [counts_text(counts) for counts in row["layers"].values()]
+        lines.append([*(row.get(name, "") for name in names), *counts])
+    matrix = table([*names, *rows[0]["layers"]], lines, rows, "uv run nox -s pairing")
 
-
-def timm_tests() -> str:
-    """timm's own tests under each mode."""
     rows = read_one("versions/timm_tests")["rows"]
     lines = [[f"`{row['mode']}`", counts_text(row)] for row in rows]
-    return table(["mode", "timm's own tests"], lines, rows, "uv run nox -s timm_tests")
+    own = table(["mode", "timm's own tests"], lines, rows, "uv run nox -s timm_tests")
+    return f"{matrix}\n\n{own}"
