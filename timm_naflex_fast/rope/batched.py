@@ -43,23 +43,28 @@ def batched_rope(
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
     coord = whole_numbers(patch_coord)
+    # On a GPU sines are free, and host reads are not.
+    reads = not traceable and coord.numel() > 0 and (rope.mixed or coord.is_cpu)
+    if reads:
+        coord = coord.cpu()
+        read_grids(coord)  # it refuses coordinates that are no cells
     size = grid_sizes_from_coord(coord)[:, None]  # (B, 1, 2)
     is_padding = torch.arange(coord.shape[1], device=coord.device) >= size.prod(2)  # (B, N)
     positions = rope.positions(coord, size)  # (B, N, 2)
 
-    # On a GPU sines are free, and host reads are not.
     line = None
     has_padding = True
-    if not traceable and coord.numel() > 0 and (rope.mixed or coord.is_cpu):
-        read_grids(coord)  # it refuses coordinates that are no cells
+    if reads:
         line = line_of_token(rope, coord, size)
         has_padding = line is None and bool(is_padding.any())
     if line is not None:
         line = line.masked_fill(is_padding, 0).flatten()  # (B*N,)
         # One of the tokens on each line tells the line's position.
-        tokens = torch.arange(len(line), device=line.device)
+        tokens = torch.arange(len(line), device="cpu")
         token_of_line = line.new_zeros(int(line.max()) + 1).scatter(0, line, tokens)
         positions = positions.flatten(0, 1)[token_of_line]  # (R, 2)
+        line = line.to(patch_coord.device, torch.int32, non_blocking=True)
+    positions = positions.to(patch_coord.device, non_blocking=True)
 
     def embeddings(block: int) -> Tensor:
         values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)
@@ -67,7 +72,8 @@ def batched_rope(
             values = take_lines(values, line, dtype).unflatten(0, is_padding.shape)
         values = values.to(dtype)  # (B, N, heads, 2D)
         if has_padding:
-            values.masked_fill_(is_padding[..., None, None], 0.0)
+            is_outside = is_padding[..., None, None].to(values.device, non_blocking=True)
+            values.masked_fill_(is_outside, 0.0)
         return values.transpose(1, 2)
 
     if not rope.mixed:
@@ -116,4 +122,4 @@ def take_lines(lines: Tensor, line: Tensor, dtype: torch.dtype) -> Tensor:
     # With a gradient the cast comes last: so a cell's gradients are added in float32.
     if not lines.requires_grad:
         lines = lines.to(dtype)
-    return F.embedding(line.int(), lines.flatten(1)).unflatten(1, lines.shape[1:])
+    return F.embedding(line, lines.flatten(1)).unflatten(1, lines.shape[1:])
