@@ -1,24 +1,17 @@
-"""The recipes of docs/other-libraries.md, as printed there, against the loops that they replace."""
+"""The recipes for other libraries against the loops that they replace."""
 
 import os
-import re
 import sys
-from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from inspect import getmembers, isfunction
+from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import recipes
 import torch
 
 from tests.support.checks import one_by_one
 from tests.support.oracles import relative
-
-PAGE = (Path(__file__).parents[2] / "docs" / "other-libraries.md").read_text()
-CODE = r"```python\n(.*?)```"
-RECIPES = {}
-printed = PAGE.split("## torchtitan")[1].split("### In every")[0]
-for block in re.findall(CODE, printed, re.S):
-    exec(block, RECIPES)  # with no names but those that the page imports
 
 TABLE = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(0))
 TIME = torch.randn(4, 1, 6, generator=torch.Generator().manual_seed(1))
@@ -28,15 +21,15 @@ SMOOTH = dict(mode="bilinear", antialias=True)
 CUBIC = dict(mode="bicubic", antialias=False)
 ALIGNED = dict(mode="bilinear", antialias=False, align_corners=True)
 CASES = [
-    ("siglip2_packed", FLAT, SMOOTH),  # vLLM and SGLang
-    ("isaac", torch.tensor(FLAT), SMOOTH),
-    ("moonvit", FLAT, CUBIC),  # Kimi-VL
-    ("kimi_k25", FRAMES, CUBIC | {"time": TIME}),
-    ("kimi_k25", torch.tensor(FRAMES), CUBIC | {"time": TIME}),
-    ("ovis", FRAMES, CUBIC),  # Ovis2.5
-    ("ovis", FRAMES, CUBIC | {"merge": 2}),  # the cells of each frame block after block
-    ("qwen3_5", FRAMES, ALIGNED | {"merge": 2}),  # torchtitan
-    ("kimi_k2_7", FRAMES, CUBIC | {"time": TIME}),
+    (recipes.siglip2_packed, FLAT, SMOOTH),  # vLLM and SGLang
+    (recipes.isaac, torch.tensor(FLAT), SMOOTH),
+    (recipes.moonvit, FLAT, CUBIC),  # Kimi-VL
+    (recipes.kimi_k25, FRAMES, CUBIC | {"time": TIME}),
+    (recipes.kimi_k25, torch.tensor(FRAMES), CUBIC | {"time": TIME}),
+    (recipes.ovis, FRAMES, CUBIC),  # Ovis2.5
+    (recipes.ovis, FRAMES, CUBIC | {"merge": 2}),  # the cells of each frame block after block
+    (recipes.qwen3_5, FRAMES, ALIGNED | {"merge": 2}),  # torchtitan
+    (recipes.kimi_k2_7, FRAMES, CUBIC | {"time": TIME}),
 ]
 
 
@@ -72,15 +65,15 @@ def packed(padded, sizes):
 
 def call(recipe, table, sizes, merge=1):
     """A recipe's result, called as its library calls it."""
-    if recipe == "siglip2_packed":  # entries without tokens add none
+    if recipe is recipes.siglip2_packed:  # entries without tokens add none
         sizes = torch.tensor([*sizes, (0, 0)])
-        return RECIPES[recipe](table, sizes, sizes.prod(1).tolist())
-    if recipe == "ovis":
-        return RECIPES[recipe](table, torch.tensor(sizes), merge)
-    if recipe == "qwen3_5":
-        return packed(RECIPES[recipe](table.flatten(0, 1), sizes, 170, 8, merge, 6), sizes)
-    if recipe == "kimi_k2_7":
-        return packed(RECIPES[recipe](table, sizes, 170, "bicubic"), sizes)
+        return recipe(table, sizes, sizes.prod(1).tolist())
+    if recipe is recipes.ovis:
+        return recipe(table, torch.tensor(sizes), merge)
+    if recipe is recipes.qwen3_5:
+        return packed(recipe(table.flatten(0, 1), sizes, 170, 8, merge, 6), sizes)
+    if recipe is recipes.kimi_k2_7:
+        return packed(recipe(table, sizes, 170, "bicubic"), sizes)
     module = SimpleNamespace(
         weight=table,
         time_weight=TIME,
@@ -88,9 +81,9 @@ def call(recipe, table, sizes, merge=1):
         position_embedding_size=len(table),
         interpolation_mode="bicubic",
     )
-    if recipe == "isaac":
-        return RECIPES[recipe](module, (0, 0, sizes))
-    return RECIPES[recipe](module, sizes)
+    if recipe is recipes.isaac:
+        return recipe(module, (0, 0, sizes))
+    return recipe(module, sizes)
 
 
 @pytest.mark.parametrize(("recipe", "sizes", "how"), CASES)
@@ -109,11 +102,12 @@ def test_a_recipe_is_the_loop_that_it_replaces(recipe, sizes, how):
 
 
 def test_no_recipe_is_forgotten():
-    functions = {name for name, what in RECIPES.items() if isinstance(what, FunctionType)}
-    assert functions - {"resample_pos_embeds"} == {recipe for recipe, *_ in CASES}
+    functions = {function for _, function in getmembers(recipes, isfunction)}
+    not_recipes = {recipes.resample_pos_embeds, recipes.vllm, recipes.sglang}
+    assert functions - not_recipes == {recipe for recipe, *_ in CASES}
 
 
-@pytest.mark.parametrize("recipe", ["kimi_k25", "kimi_k2_7"])
+@pytest.mark.parametrize("recipe", [recipes.kimi_k25, recipes.kimi_k2_7])
 def test_an_image_adds_no_time(recipe):
     """Which does not widen it to the time's dtype either."""
     got = call(recipe, TABLE.bfloat16(), [(1, 4, 6), (1, 10, 2)])
@@ -126,16 +120,13 @@ def test_the_entry_points_of_servers_put_a_recipe_on(monkeypatch, capsys):
     module = Mock(Siglip2VisionEmbeddings=type("Embeddings", (), {}))
     for path in ("vllm.model_executor.models.lfm2_siglip2", "sglang.srt.plugins.hook_registry"):
         monkeypatch.setitem(sys.modules, path, module)
-    (block,) = [code for code in re.findall(CODE, PAGE, re.S) if "def vllm()" in code]
-    entry_points = dict(RECIPES)
-    exec(block, entry_points)
 
-    entry_points["vllm"]()
+    recipes.vllm()
     put_on = module.Siglip2VisionEmbeddings.resize_positional_embeddings_packed
-    assert put_on is RECIPES["siglip2_packed"]
+    assert put_on is recipes.siglip2_packed
     assert f"process {os.getpid()}" in capsys.readouterr().out
 
-    entry_points["sglang"]()
+    recipes.sglang()
     target, *rest = module.HookRegistry.register.call_args.args
     assert target.startswith("sglang.srt.models.")
-    assert rest == [RECIPES["siglip2_packed"], module.HookType.REPLACE]
+    assert rest == [recipes.siglip2_packed, module.HookType.REPLACE]
