@@ -39,8 +39,8 @@ WRONG = {
     "drift": "a model is needed: --model NAME",
     "bench": "a model is needed: --model NAME",
     "export --out m.pt2": "a model is needed: --model NAME",
-    "drift MODEL --checkpoint no.pth": "no.pth is no file, and no folder with one of model.safe",
-    "bench MODEL --checkpoint empty": "empty is no file, and no folder with one of model.safe",
+    "drift MODEL --checkpoint no.pth": "found no file or folder no.pth, and no such model in the hub's cache; taken",
+    "bench MODEL --checkpoint empty": "found no weights in the folder empty; taken are",
     "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
     "drift MODEL --images nowhere": "nowhere is not a folder of images",
     "bench MODEL --sizes-from empty": "empty is not a folder of images",
@@ -70,7 +70,7 @@ WRONG = {
     "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
     "bench MODEL --modes matmull": "invalid choice: 'matmull' .*; did you mean matmul?",
     "identify file.txt --family siglp2": "invalid choice: 'siglp2' .*; did you mean siglip2?",
-    "drift MODEL --checkpoint config.json": "config.json holds no weights; valid: a file of weig",
+    "drift MODEL --checkpoint config.json": r"found config.json, which begins with '\{\}'; taken are",
 }
 # Right ones, and how the first line that each prints begins.
 RIGHT = {

@@ -1,12 +1,11 @@
-"""``naflex-fast export``: what is verified is written, what is wrong is not, and what is printed
-runs the file."""
+"""``naflex-fast export``: what is verified is written, what is wrong is not, and the page tells how
+to run the file."""
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -25,109 +24,173 @@ from timm_naflex_fast.commands.measure.models import load_model
 
 KWARGS = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
 SMALL = ["--random-weights", "--model-kwargs", *(f"{key}={n}" for key, n in KWARGS.items())]
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "export.md"
-NAFLEX = []
-PLAIN = ["--size", "32", "48"]
-INPUTS = {
-    "pictures": [Image.new("RGB", (64, 48)), Image.new("RGB", (40, 90))],
-    "image": torch.ones(2, 3, 32, 48),
-}
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 MODEL = "naflexvit_base_patch16_gap"
+SIGLIP2 = "naflexvit_base_patch16_siglip"
 EXPORTS = pytest.mark.skipif(
     OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind"
 )
 
 
-def export(out, *options):
-    return main(["export", "--model", MODEL, *SMALL, "--out", str(out), *options])
+def export(out, *options, model=MODEL):
+    return main(["export", "--out", str(out), "--model", model, *SMALL, *options])
+
+
+@pytest.fixture(scope="module", params=[".onnx", slow(".pt2")])
+def exported(request, tmp_path_factory):
+    """A file that was written with ``--max-seq-len 64``, what was printed, and its JSON."""
+    if request.param == ".onnx":
+        pytest.importorskip("onnxscript")
+    file = tmp_path_factory.mktemp("exported") / f"model{request.param}"
+    found = file.with_suffix(".json")
+    options = ["--max-seq-len", "64", "--json", str(found)]
+    with redirect_stdout(StringIO()) as said, ran("matmul"):
+        assert export(file, *options, model=SIGLIP2) == 0
+    assert {*file.parent.iterdir()} == {file, found}
+    return file, said.getvalue(), json.loads(found.read_text())
+
+
+def fields(found):
+    """All names in what JSON holds, but those of the metadata."""
+    if isinstance(found, list):
+        return set().union(*map(fields, found))
+    if not isinstance(found, dict):
+        return set()
+    inner = [fields(value) for name, value in found.items() if name != "metadata"]
+    return found.keys() | set().union(*inner)
 
 
 @EXPORTS
-@pytest.mark.parametrize(
-    ("suffix", "options"),
-    [
-        (".pt2", NAFLEX),
-        slow(".pt2", PLAIN),
-        slow(".onnx", NAFLEX),
-        slow(".onnx", PLAIN),
-    ],
-)
-def test_the_printed_lines_run_the_file(suffix, options, tmp_path, capsys):
-    file = tmp_path / f"m{suffix}"
-    with ran("matmul"):
-        assert export(file, *options) == 0
-    assert [*tmp_path.iterdir()] == [file]
-
-    out = capsys.readouterr().out
-    right = re.findall(r"^(.*?)  +float32.*\S+e-0\d +\S+e-\d\d  right$", out, re.M)
-    assert right == [*RUNTIMES[suffix]]
-    assert "dtypes: bool, float32, int64\n" in out if not options else "float64" not in out
-    names = dict(INPUTS)
-    exec(out[out.index("import ") :], names)
-    assert names["output"].shape == (2, 5)
-    assert names["settings"]["model"] == MODEL
+def test_a_file_is_right_in_every_runtime_and_what_was_found_is_on_the_page(exported):
+    file, said, found = exported
+    right = re.findall(r"^(.*?)  +float32.*\S+e-0\d +\S+e-\d\d  right$", said, re.M)
+    assert right == [*RUNTIMES[file.suffix]]
+    page = (DOCS / "json.md").read_text()
+    named = {}
+    for section in ("Where figures come from", "export"):
+        (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+        named[section] = {*re.findall(r"`(\w+)`", text)}
+    own = fields(found) - named["Where figures come from"]
+    assert own == named["export"] - {"null"}
 
 
 @EXPORTS
-@pytest.mark.parametrize("factor", [0.5, slow(torch.nan)])
-def test_a_file_that_a_runtime_gets_wrong_is_not_written(factor, tmp_path, capsys, monkeypatch):
-    def load(file, program):
-        def wrong(inputs):
-            output = program.module()(**inputs)
-            return factor * output if len(output) == 1 else output
+def test_the_filter_of_siglip2s_training_is_said(exported):
+    _, said, found = exported
+    assert found["metadata"]["interpolation"] == "bicubic"
+    assert "resize by bicubic; SigLIP-2's weights were trained with bilinear: " in said
+    assert "off by 4.6e-7, and by 2.7e-2 with bicubic" in said
 
-        return {"float32": wrong}
 
-    monkeypatch.setitem(work.LOADERS, "torch.export", load)
+@EXPORTS
+@pytest.mark.parametrize("suffix", [slow(".PT2"), slow(".ONNX")])
+def test_plain_images_and_any_case_of_the_suffix(suffix, tmp_path):
+    assert export(tmp_path / f"m{suffix}", "--size", "32", "48") == 0
+    assert [file.name for file in tmp_path.iterdir()] == [f"m{suffix}"]
+
+
+def test_a_difference_that_would_broadcast_is_wrong_and_so_is_another_dtype():
+    want = torch.ones(3, 8)
+    for wrong in (
+        want[None],
+        want[:, :1],
+        want[0],
+        want[0, 0],
+        want[:2],
+        want.double(),
+        want.int(),
+    ):
+        assert work._largest_difference(lambda _, wrong=wrong: wrong, [None], [want]) == torch.inf
+    assert work._largest_difference(lambda _: want.numpy(), [None], [want]) == 0
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """A function that gives a runtime's loader runs that change timm's output, by precision."""
+
+    def replace(runtime, **changes):
+        def load(file, program):
+            module = program.module()
+
+            def run(change):
+                return lambda inputs: change(module(**inputs))
+
+            return {precision: run(change) for precision, change in changes.items()}
+
+        monkeypatch.setitem(work.LOADERS, runtime, load)
+
+    return replace
+
+
+CHANGES = {
+    "wrong": lambda output: output / 2,
+    "wrong: another shape or dtype": lambda output: output[None],
+}
+
+
+@EXPORTS
+@pytest.mark.parametrize("says", ["wrong", slow("wrong: another shape or dtype")])
+def test_a_file_that_a_runtime_gets_wrong_is_not_written(says, loaded, tmp_path, capsys):
+    loaded("torch.export", float32=CHANGES[says])
     file = tmp_path / "m.pt2"
     file.write_text("the old one")
     assert export(file) == 1
     assert [*tmp_path.iterdir()] == [file] and file.read_text() == "the old one"
     out = capsys.readouterr().out
-    assert re.search(r"^torch\.export .*wrong$", out, re.M) and f"not written: {file}" in out
+    assert re.search(rf"^torch\.export .*  {says}$", out, re.M) and f"not written: {file}" in out
 
 
-def test_a_size_that_the_patches_do_not_fill_is_one_line(tmp_path, capsys):
-    out = tmp_path / "m.pt2"
-    assert export(out, "--size", "33", "48") == 2
+@EXPORTS
+def test_each_precision_has_a_line_and_float32_decides(loaded, tmp_path, capsys):
+    loaded("torch.export", bfloat16=CHANGES["wrong"], float32=lambda output: output)
+
+    assert export(tmp_path / "m.pt2", "--json", str(tmp_path / "found.json")) == 0
+
+    out = capsys.readouterr().out
+    says = "  bfloat16, its default here .*  not right: set float32\ntorch.export  float32  .*  right\n"
+    assert re.search(says, out) and "bilinear" not in out
+    found = json.loads((tmp_path / "found.json").read_text())
+    kinds = [(line["precision"], line["is_default"], line["right"]) for line in found["checks"]]
+    assert kinds == [("bfloat16", True, False), ("float32", False, True)]
+    assert found["written"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--size", "33", "48"], "--size must be a multiple of the model's patches, 16 x 16"),
+        (["embed_proj_type=conv"], "takes no patches; valid: --size H W"),
+    ],
+)
+def test_what_a_model_does_not_take_is_one_line(options, says, tmp_path, capsys):
+    assert export(tmp_path / "m.pt2", *options) == 2
     loading, line = capsys.readouterr().err.splitlines()
-    assert loading.startswith("loading ")
-    assert line.startswith("naflex-fast export: --size must be a multiple of the model's patches")
-    assert not out.exists()
+    assert loading.startswith("loading ") and says in line
+    assert not [*tmp_path.iterdir()]
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_told_at_once(tmp_path, capsys, monkeypatch):
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
-    os.mkdir(folder)
-    monkeypatch.chdir(folder)
-    assert export("m.onnx") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "a file's name must be UTF-8" in line
+def test_the_error_of_a_runtime_is_one_line(tmp_path, capsys, monkeypatch):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(b"\x08\x09\x12")
+    monkeypatch.setattr(work, "export", lambda *_: onnxruntime.InferenceSession(cut))
+    assert export(tmp_path / "m.pt2") == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("naflex-fast export: InvalidProtobuf: ") and "--debug" in line
 
 
-def test_a_model_that_takes_no_patches_is_one_line(tmp_path, capsys):
-    options = ["--model", MODEL, *SMALL, "embed_proj_type=conv"]
-    assert main(["export", *options, "--out", str(tmp_path / "m.pt2")]) == 2
-    _, line = capsys.readouterr().err.splitlines()
-    assert "takes no patches; valid: --size H W" in line
+@EXPORTS
+def test_openvino_is_measured_in_its_own_default_too(exported):
+    openvino = pytest.importorskip("openvino")
+    file, *_ = exported
+    if file.suffix != ".onnx":
+        return
 
+    default, *others = work.LOADERS["OpenVINO"](file, None)
 
-@pytest.fixture
-def loaded(monkeypatch):
-    """A function that gives ONNX's loaders runs that are right, or off by a half, by precision."""
-
-    def replace(runtime, **factors):
-        def load(file, program):
-            module = program.module()
-
-            def run(factor):
-                return lambda inputs: factor * module(**inputs)
-
-            return {precision: run(factor) for precision, factor in factors.items()}
-
-        monkeypatch.setitem(work.LOADERS, runtime, load)
-
-    return replace
+    hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    assert default == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[hint]
+    assert "float32" in [default, *others]
 
 
 def installed(monkeypatch, *modules):
@@ -139,39 +202,16 @@ def installed(monkeypatch, *modules):
     )
 
 
-@EXPORTS
-def test_each_precision_has_a_line_and_float32_decides(loaded, tmp_path, capsys, monkeypatch):
-    loaded("torch.export", bfloat16=0.5, float32=1.0)
-    monkeypatch.setitem(work.SET_FLOAT32, "torch.export", "load(FILE, 'f32')")
-    file = tmp_path / "m.pt2"
-
-    assert export(file, "--json", str(tmp_path / "found.json")) == 0
-
-    out = capsys.readouterr().out
-    assert re.search(
-        r"^torch\.export  bfloat16, its default here .*  not right: set float32$", out, re.M
-    )
-    assert re.search(r"^torch\.export  float32  .*  right$", out, re.M)
-    assert f"torch.export in float32: load('{file}', 'f32')\n" in out
-    found = json.loads((tmp_path / "found.json").read_text())
-    kinds = [(line["precision"], line["is_default"], line["right"]) for line in found["checks"]]
-    assert kinds == [("bfloat16", True, False), ("float32", False, True)]
-    assert found["written"]
-
-
-@EXPORTS
-def test_openvino_is_measured_in_its_own_default_too(tmp_path):
-    openvino = pytest.importorskip("openvino")
-    pytest.importorskip("onnxscript")
-    program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),))
-    file = tmp_path / "m.onnx"
-    torch.onnx.export(program, dynamo=True, verbose=False).save(file)
-
-    default, *others = work.LOADERS["OpenVINO"](file, program)
-
-    hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
-    assert default == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[hint]
-    assert "float32" in [default, *others]
+def test_all_that_is_missing_is_named_at_once_with_how_to_install_it(tmp_path, capsys, monkeypatch):
+    for there, missing in (
+        (["torch"], "onnx, onnxscript, a runtime that checks them (onnxruntime or openvino)"),
+        (["torch", "onnx", "openvino"], "onnxscript"),
+    ):
+        installed(monkeypatch, *there)
+        assert export(tmp_path / "m.onnx") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"files need {missing}: pip install onnx onnxscript onnxruntime, or" in line
+        assert line.endswith("pip install '.[export]'")
 
 
 @EXPORTS
@@ -179,9 +219,9 @@ def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
     tmp_path, capsys, monkeypatch
 ):
     pytest.importorskip("onnxscript")
-    installed(monkeypatch, "torch", "onnxscript")
+    installed(monkeypatch, "torch", "onnx", "onnxscript")
 
-    assert export(tmp_path / "m.onnx", *PLAIN) == 3
+    assert export(tmp_path / "m.onnx", "--size", "32", "48") == 3
 
     written = f"written: {tmp_path / 'm.onnx'}\nnot checked in an ONNX runtime: none is installed"
     assert written in capsys.readouterr().out
@@ -190,20 +230,14 @@ def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
     assert "3 an ONNX file is written, but" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.fixture(scope="module")
-def onnx_file(tmp_path_factory):
-    """A file that was written with ``--max-seq-len 64``."""
-    pytest.importorskip("onnxscript")
-    file = tmp_path_factory.mktemp("exported") / "model.onnx"
-    assert export(file, "--max-seq-len", "64") == 0
-    return file
-
-
-@EXPORTS
-def test_an_onnx_file_names_its_axes_and_its_model(onnx_file):
+def metadata_of(file):
+    """What a file says of itself."""
+    if file.suffix == ".pt2":
+        extra = {"metadata.json": ""}
+        torch.export.load(file, extra_files=extra)
+        return json.loads(extra["metadata.json"])
     onnx = pytest.importorskip("onnx")
-
-    found = onnx.load(onnx_file)
+    found = onnx.load(file)
     shapes = {}
     for value in (*found.graph.input, *found.graph.output):
         sizes = value.type.tensor_type.shape.dim
@@ -214,8 +248,15 @@ def test_an_onnx_file_names_its_axes_and_its_model(onnx_file):
         "patch_valid": ["batch", "tokens"],
         "output": ["batch", 5],
     }
-    metadata = {entry.key: entry.value for entry in found.metadata_props}
-    assert metadata["model"] == MODEL
+    return {entry.key: entry.value for entry in found.metadata_props}
+
+
+@EXPORTS
+def test_a_file_names_its_axes_and_its_model(exported):
+    file, _, found = exported
+    metadata = metadata_of(file)
+    assert metadata == found["metadata"]
+    assert metadata["model"] == SIGLIP2
     assert metadata["patch_size"] == "[16, 16]" and metadata["max_seq_len"] == "64"
     assert len(metadata["weights_sha256"]) == 64
     for package in ("timm_naflex_fast", "timm", "torch"):
@@ -223,18 +264,20 @@ def test_an_onnx_file_names_its_axes_and_its_model(onnx_file):
 
 
 @EXPORTS
-def test_the_page_leads_from_a_picture_to_the_output(onnx_file, monkeypatch):
+def test_the_page_leads_from_a_picture_to_the_output(exported, monkeypatch):
+    file, *_ = exported
+    if file.suffix != ".onnx":
+        return
     pytest.importorskip("onnxruntime")
     pytest.importorskip("openvino")
-    monkeypatch.chdir(onnx_file.parent)
-    picture = Image.radial_gradient("L").resize((300, 200)).convert("RGB")
-    picture.save("photo.jpg")
-    set_float32, run, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    monkeypatch.chdir(file.parent)
+    Image.radial_gradient("L").resize((300, 200)).convert("RGB").save("photo.jpg")
+    set_float32, run, _ = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(), re.S)
     names = {}
 
     exec(set_float32 + run, names)
 
-    model, _ = load_model(MODEL, random_weights=True, **KWARGS)
+    model, _ = load_model(SIGLIP2, random_weights=True, **KWARGS)
     jpeg = Image.open("photo.jpg")
     batch, _ = next(iter(NaFlexImages([("photo", lambda: jpeg)], model, max_seq_len=64)))
     del batch["names"]
@@ -243,18 +286,3 @@ def test_the_page_leads_from_a_picture_to_the_output(onnx_file, monkeypatch):
     assert torch.allclose(torch.from_numpy(names["output"]), want, atol=1e-5)
     arrays = {name: tensor.numpy() for name, tensor in names["inputs"].items()}
     assert torch.allclose(torch.from_numpy(names["compiled"](arrays)[0]), want, atol=1e-5)
-
-
-@EXPORTS
-@pytest.mark.slow
-def test_a_name_of_the_file_that_the_locale_does_not_know(tmp_path):
-    file = tmp_path / "mödel ☃.pt2"
-    options = ["--model", MODEL, *SMALL, "--out", file]
-    ascii_only = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "timm_naflex_fast", "export", *options],
-        env={**os.environ, **ascii_only},
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
-    torch.export.load(file)

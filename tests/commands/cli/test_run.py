@@ -12,6 +12,7 @@ from pathlib import Path
 import digits
 import pytest
 
+from tests.support.checks import slow
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import status
 from timm_naflex_fast.commands.cli import run as launcher
@@ -118,6 +119,14 @@ def test_a_command_runs_and_the_python_that_it_starts_is_prepared(tmp_path):
     command.write_text(f"#!/bin/sh\necho ran\n{sys.executable} -c ''")
     command.chmod(0o755)
     assert run("train", env=before(tmp_path, "PATH")) == (0, "ran\n", NOT_IMPORTED)
+
+
+@pytest.mark.parametrize("program", ["torchrun", slow("-m torch.distributed.run")])
+def test_a_launcher_that_imports_no_timm_says_nothing(program, tmp_path):
+    (tmp_path / "script.py").write_text("print('ran')")
+    words = f"{program} --standalone --nproc-per-node 1 script.py"
+    code, out, err = run(*words.split(), cwd=tmp_path)
+    assert (code, out) == (0, "ran\n") and "naflex-fast" not in err
 
 
 @pytest.mark.slow

@@ -68,9 +68,7 @@ def test_averages_of_googles_optimizer_are_no_second_tower(model, tmp_path):
 
 def test_an_archive_of_something_else_is_an_error_that_says_what_it_is(tmp_path):
     np.savez(tmp_path / "stages.npz", pooled=np.ones(3), block_0=np.ones(2))
-    says = (
-        r"does not use 2 of its tensors \['block_0', 'pooled'\]; .* or SigLIP-2 as .* Google saves"
-    )
+    says = r"does not use 2 of its tensors \['block_0', 'pooled'\]; .* or Google saves"
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path / "stages.npz")
 
@@ -87,7 +85,7 @@ def test_googles_tower_that_is_not_whole_is_an_error_with_numbers_and_names(mode
     arrays = release(model)
     del arrays["params/img/Transformer/encoderblock_1/LayerNorm_0/scale"]
     np.savez(tmp_path / "release.npz", **arrays)
-    says = r"1 tensors of .* not in it \['Transformer.encoderblock_1.LayerNorm_0.weight'\]"
+    says = r"1 tensors of .* not in it \['Transformer/encoderblock_1/LayerNorm_0/scale'\]"
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path / "release.npz")
 
@@ -123,5 +121,5 @@ def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_o
 def test_an_archive_that_is_cut_off_is_to_be_fetched_again(model, tmp_path):
     np.savez(tmp_path / "a.npz", **release(model))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:9000])
-    with pytest.raises(RuntimeError, match=r"cannot be loaded \(.*\); fetch it again"):
+    with pytest.raises(RuntimeError, match=r"found cut.npz, which cannot be read: BadZipFile"):
         load_model(FAMILY, tmp_path / "cut.npz")

@@ -1,6 +1,7 @@
 """What a user names, and the file of weights that it means."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -54,18 +55,22 @@ def test_a_variant_in_shards_is_found_by_its_index(tmp_path):
 
 def test_of_several_files_of_weights_none_is_chosen(tmp_path):
     put(tmp_path / "ema.safetensors", tmp_path / "last.safetensors")
-    says = "holds 2 files of weights: name one of ema.safetensors, last.safetensors"
+    says = r"2 files of weights: name one of them \(ema.safetensors, last.safetensors\); taken are"
     with pytest.raises(Unusable, match=says):
         find_weights(tmp_path)
 
 
-def test_a_trainers_folder_means_its_last_checkpoint(tmp_path):
-    for step in (900, 1000, 50):
-        put(tmp_path / f"checkpoint-{step}" / "model.safetensors")
-    (tmp_path / "checkpoint-best").mkdir()
-    assert find_weights(tmp_path) == tmp_path / "checkpoint-1000" / "model.safetensors"
-    words = read_checkpoint(tmp_path).words
-    assert words == "file checkpoint-1000/model.safetensors"
+def test_shards_need_their_index(tmp_path):
+    shards = [tmp_path / f"model-0000{number}-of-00012.safetensors" for number in (1, 2)]
+    put(*shards)
+    for path, says in (
+        (tmp_path, "2 shards without an index"),
+        (shards[1], "model-00002-of-00012.safetensors, which is one of several shards"),
+    ):
+        with pytest.raises(Unusable, match=f"found .*{says}.*; taken are .* an index of shards"):
+            find_weights(path)
+    put(tmp_path / "whole" / "model-00001-of-00001.safetensors")
+    assert find_weights(tmp_path / "whole").parent.name == "whole"
 
 
 @pytest.fixture
@@ -90,31 +95,39 @@ def test_a_name_on_the_hub_is_looked_for_in_its_cache(cache):
 
 
 def test_a_name_that_the_hubs_cache_lacks_is_told_with_how_to_fetch_it(cache):
-    with pytest.raises(
-        FileNotFoundError, match=r"google/large is .*no model in the hub's cache .`hf down"
-    ):
+    says = "found no file or folder google/large, and no such model in the hub's cache; taken are"
+    with pytest.raises(Unusable, match=says):
         find_weights("google/large")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("mmproj.gguf", r"\(GGUF\); give the .safetensors"),
-        ("model.onnx", "is a program of ONNX; give the .safetensors"),
-        ("weights.H5", "is a file of Keras; give the .safetensors"),
-        ("flax_model.msgpack", "is a file of flax; give the .safetensors"),
-        ("array.npy", "is one NumPy array; give the .npz of Google's release"),
-        ("config.json", "holds no weights; valid: a file of weights, an index of shards"),
-    ],
-)
-def test_a_file_of_another_form_gets_advice_for_that_form(name, says, tmp_path):
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(Unusable, match=f"{name} .*{says}|{name} {says}"):
-        find_weights(tmp_path / name)
+def test_without_main_the_only_revision_is_taken(cache):
+    (cache / "refs" / "main").unlink()
+    with pytest.raises(Unusable, match=r"2 revisions of a model \(other, right\), of which none"):
+        find_weights(cache)
+    (cache / "snapshots" / "right" / "model.safetensors").unlink()
+    (cache / "snapshots" / "right").rmdir()
+    assert find_weights("google/tiny").parent.name == "other"
+
+
+def test_a_file_of_something_else_is_told_by_its_first_bytes(tmp_path):
+    for content, shown in (
+        (b"GGUF\x03\0\0\0", r"GGUF\x03\x00\x00\x00"),
+        (b"\x89HDF\r\n", r"\x89HDF\r\n"),
+        (b"\x08\x09\x12", r"\x08\t\x12"),
+        (b"\x93NUMPY\x01\0", r"\x93NUMPY\x01\x00"),
+        (b"version https://git-lfs.github.com/spec/v1", "version https://git-lfs."),
+        (b'{"model_type": "siglip2"}', '{"model_type": "siglip2"'),
+        (b"", ""),
+    ):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        says = f"found pytorch_model.bin, which begins with '{shown}'; taken are"
+        for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+            with pytest.raises(Unusable, match=re.escape(says)):
+                find_weights(path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_an_index_that_names_no_shards_is_to_be_fetched_again(text, tmp_path):
+def test_an_index_that_names_no_shards_is_named(text, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(RuntimeError, match=r"cannot be loaded \(.*\); fetch it again"):
+    with pytest.raises(RuntimeError, match=r"found model.safetensors.index.json, which cannot be"):
         load_model(NAME, tmp_path)

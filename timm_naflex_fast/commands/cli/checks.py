@@ -29,8 +29,7 @@ def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model, or a checkpoint that holds no weights.
-        FileNotFoundError: no such checkpoint, or a folder without weights.
+        ValueError: no model, or a checkpoint that is not there or holds no weights.
     """
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"

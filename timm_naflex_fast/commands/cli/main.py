@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ... import __version__
 from ...names import did_you_mean
-from ..measure.output import check_writable, printable, to_json
+from ..measure.output import check_writable, one_line, printable, to_json
 
 COMMANDS = {  # each is a function of the module of its name
     "info": "versions, GPUs, and what is patched",
@@ -100,6 +100,12 @@ def call(
     except (ImportError, ValueError, RuntimeError, OSError) as error:
         status = 2
         message = str(error)
+        if getattr(options, "debug", False):
+            traceback.print_exc()
+    # Of a library that has errors of its own, as ONNX Runtime, or of ours.
+    except Exception as error:
+        status = 2
+        message = f"{one_line(error)} (--debug shows where)"
         if getattr(options, "debug", False):
             traceback.print_exc()
     print(f"{command}: {printable(message)}", file=sys.stderr)

@@ -128,7 +128,8 @@ def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
 def _report(wanted: dict[str, Any]) -> None:
     """Say in one line what computed.
 
-    In the script's first process, and in each below it in which something did.
+    In the script's first process, and in each below it in which something did. A launcher that
+    imports no library, as torchrun, says nothing.
     """
     imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
     names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
@@ -140,9 +141,17 @@ def _report(wanted: dict[str, Any]) -> None:
         now = status()
         has_computed = bool(now.calls)
         text = "; ".join(_what_computed(now, imported))
-    if wanted["first"] or has_computed:
+    speaks = wanted["first"] and (imported or not _is_installed())
+    if speaks or has_computed:
         # In one piece: other processes write there too.
         sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {text}\n")
+
+
+def _is_installed() -> bool:
+    """Whether this process runs a program of a package, as torchrun, and no script of the user."""
+    program = getattr(sys.modules["__main__"], "__file__", None) or ""
+    folders = [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]
+    return os.path.abspath(program).startswith(tuple(folder + os.sep for folder in folders))
 
 
 def _what_computed(now: Any, imported: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ Tests: tests/commands/cli/test_export.py.
 import copy
 import json
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -39,30 +40,8 @@ FLOAT32 = "float32"
 METADATA = "metadata.json"  # the name that a .pt2 file gives its metadata
 # The order of the numbers in one patch.
 CHANNELS_LAST = "y, x, channel"
-# Lines that run a file: FILE stands for its name. Then the one that sets float32, for runtimes that
-# may have another default.
-LOAD = {
-    ".onnx": """import onnxruntime
-session = onnxruntime.InferenceSession(FILE, providers=["CPUExecutionProvider"])
-settings = session.get_modelmeta().custom_metadata_map""",
-    ".pt2": """import json, torch
-extra = {"metadata.json": ""}
-program = torch.export.load(FILE, extra_files=extra).module()
-settings = json.loads(extra["metadata.json"])""",
-}
-FROM_PICTURES = """from timm_naflex_fast.pictures import patches_of
-inputs = patches_of(pictures, settings)  # of a list of PIL images"""
-FROM_IMAGES = "inputs = dict(image=image)  # a tensor (B, channels, H, W), normalised"
-RUN = {
-    ".onnx": """arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
-(output,) = session.run(None, arrays)""",
-    ".pt2": "output = program(**inputs)",
-}
 OPENVINO_PRECISION = "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}  # OpenVINO's names of them
-SET_FLOAT32 = {
-    "OpenVINO": 'openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})'
-}
 
 
 class Naflex(torch.nn.Module):
@@ -170,7 +149,7 @@ def export(
     runtimes: Sequence[str],
     size: tuple[int, int] | None = None,
     metadata: Mapping[str, str] = {},
-) -> tuple[list[Check], list[str], bool]:
+) -> tuple[list[Check], bool]:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
     Args:
@@ -181,12 +160,11 @@ def export(
         metadata: texts by their names, which the file keeps.
 
     Returns:
-        The checks of each runtime, in each precision; the dtypes of all tensors in the program; and
-        whether every runtime is right in float32, and so the file was written.
+        The checks of each runtime, in each precision; and whether every runtime is right in
+        float32, and so the file was written.
     """
     (example, *unseen), free = make_inputs(model, size)
     checks: dict[tuple[str, str], Check] = {}
-    dtypes = set()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as parts:
@@ -199,7 +177,6 @@ def export(
                 wanted = [module(**inputs) for inputs in unseen]
             with enable("matmul", model=module, strict=True):
                 program = write(module, example, free, file, metadata)
-            dtypes |= dtypes_of(program)
             for runtime in runtimes:
                 runs = LOADERS[runtime](file, program)
                 for precision, run in runs.items():
@@ -213,20 +190,7 @@ def export(
             # ONNX keeps weights beside the file above 1.5 GB.
             for made in Path(parts, "model").iterdir():
                 made.replace(out.resolve().with_name(made.name))
-    return [*checks.values()], sorted(dtypes), is_right
-
-
-def dtypes_of(program: Any) -> set[str]:
-    """The dtypes of all tensors in a program of ``torch.export``, of inner graphs too."""
-    found = set()
-    for module in program.graph_module.modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
-            value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                found.add(str(value.dtype).removeprefix("torch."))
-    return found
+    return [*checks.values()], is_right
 
 
 def write(
@@ -250,7 +214,7 @@ def write(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about its own steps
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
-        if file.suffix == ".pt2":
+        if file.suffix.lower() == ".pt2":
             texts = {METADATA: json.dumps(dict(metadata), indent=1)}
             torch.export.save(program, file, extra_files=texts)
         else:
@@ -267,25 +231,23 @@ def write(
     return program
 
 
-def how_to_run(out: Path, size: tuple[int, int] | None) -> str:
-    """Lines of Python that run the file: on pictures, or on images of ``size``."""
-    inputs = FROM_PICTURES if size is None else FROM_IMAGES
-    lines = "\n".join([LOAD[out.suffix], inputs, RUN[out.suffix]])
-    return lines.replace("FILE", repr(str(out)))
-
-
 def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
-    """Of all batches, relative to the largest output of each; NaN if one has NaN."""
+    """Of all batches, relative to the largest output of each; NaN if one has NaN.
+
+    Infinity where a runtime gives another shape or dtype: a difference would broadcast, and be 0.
+    """
     found = []
     for inputs, want in zip(batches, wanted):
-        off = torch.as_tensor(run(inputs)) - want
+        output = torch.as_tensor(run(inputs))
+        if output.shape != want.shape or output.dtype != want.dtype:
+            return math.inf
         # What has no embeddings at all is 0 everywhere, and must be so in the file.
-        found.append(off.abs().max() / want.abs().max().clamp(min=1e-12))
+        found.append((output - want).abs().max() / want.abs().max().clamp(min=1e-12))
     return torch.stack(found).max().item()
 
 
 def _torch(file: Path, program: Any) -> dict[str, Run]:
-    if file.suffix == ".pt2":
+    if file.suffix.lower() == ".pt2":
         program = torch.export.load(file)
     module = program.module()
     return {FLOAT32: lambda inputs: module(**inputs)}

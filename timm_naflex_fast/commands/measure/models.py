@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...attributes import temporarily
 from ...names import did_you_mean
 from .checkpoints import read_checkpoint
-from .tower_names import HOW_TO_FIT, PATCHES, channels_first, check_names
-from .weight_files import Unusable
+from .output import one_line
+from .weight_files import HOW_TO_FIT, Unusable
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,8 +19,6 @@ HOW_TO_GIVE = (
     "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
     "untrained model"
 )
-HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
-HOW_TO_SAVE = "fetch it again, or save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,38 +120,41 @@ def load_model(
     check_model(name)
     import timm
     import torch
-    from timm.models.naflexvit import NaFlexVit
 
-    # What an error says depends on where the weights come from.
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
+    # What an error says depends on where the weights come from.
     what = f"the model {name!r}"
     weights = f"pretrained, {name}"
     advice = HOW_TO_GIVE
+    found = None
     if random_weights:
         weights = "random, untrained, seed 0; position table of sines and cosines"
         advice = HOW_TO_FIT
     elif checkpoint is not None:
         what = f"the checkpoint {checkpoint}"
-        with load_errors(what, HOW_TO_SAVE):
-            weights = _add_file(options, checkpoint)
-        advice = HOW_TO_CONVERT
+        advice = HOW_TO_FIT
+        with load_errors(what, advice):
+            found = read_checkpoint(checkpoint, options)
+        weights = found.words
+        # What a user names comes before what the weights tell.
+        options = {"num_classes": found.classes, **found.options, **options}
     else:
         with load_errors(what, advice):
             check_hub(name)
-    with (
-        load_errors(what, advice),
-        torch.random.fork_rng(devices=[]),
-        temporarily(NaFlexVit, {"load_state_dict": _load_whole}),
-    ):
+    from_hub = not random_weights and found is None
+    with load_errors(what, advice), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # also for a head that is not in the weights
-        model = timm.create_model(name, pretrained=not random_weights, **options)
+        model = timm.create_model(name, pretrained=from_hub, **options)
+        if found is not None:
+            found.fill(model)
     if random_weights:
         _smooth(model.embeds.pos_embed)
-    elif model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
-        weights += f"; an untrained head of {model.num_classes} classes"
-    model.pretrained_cfg.pop("state_dict", None)
+    else:
+        classes = model.pretrained_cfg["num_classes"] if found is None else found.classes
+        if model.num_classes not in (0, classes):
+            weights += f"; an untrained head of {model.num_classes} classes"
     return model.eval().to(getattr(torch, dtype)), weights
 
 
@@ -168,42 +168,9 @@ def _smooth(table: Any) -> None:
         table.data.copy_(smooth.view(table.shape))
 
 
-def _add_file(options: dict[str, Any], file: str | Path) -> str:
-    """Add the weights of a local file to the options of a model, and say in words what they are."""
-    checkpoint = read_checkpoint(file, options)
-    state = checkpoint.tensors
-    classes = len(state.get("head.weight", ()))
-    # What a user names comes before what the weights tell.
-    defaults = {"num_classes": classes, **checkpoint.options}
-    if checkpoint.options and options.get("patchify_channels_last") is False:
-        state = {**state, PATCHES: channels_first(state[PATCHES])}
-    # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-    overlay = options.get("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
-    overlay = {**overlay, "state_dict": state, "num_classes": classes}
-    options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
-    return checkpoint.words
-
-
-def _load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
-    """Load a state dict, and refuse one that is not whole or not the model's.
-
-    timm calls this with what it has converted: with the model's own names and shapes, and without
-    a head of another number of classes.
-    """
-    from torch import nn
-
-    # timm itself is not strict about what is left where a head is new.
-    keys = nn.Module.load_state_dict(model, state, strict=False)
-    missing = keys.missing_keys
-    if model.num_classes != model.pretrained_cfg["num_classes"]:
-        missing = [name for name in missing if not name.startswith("head.")]
-    check_names("the model", missing, keys.unexpected_keys)
-    return keys
-
-
 @contextmanager
 def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
-    """Turn whatever reading weights raises into a RuntimeError of one line.
+    """Turn whatever loading a model raises into a RuntimeError of one line.
 
     It says that ``what`` failed, why, and what to do.
     """
@@ -211,13 +178,9 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
         yield
     except Unusable as error:  # it says itself what to give
         raise RuntimeError(f"{what} cannot be loaded: {error}") from error
-    # No network, a cut-off file, a pickle of something else, tensors of another model.
+    # No network, tensors of another size, options that timm does not know.
     except Exception as error:
-        text = " ".join(str(error).split())
-        if text.startswith("Weights only load failed"):  # torch goes on with unsafe advice
-            text = "Weights only load failed"
-        reason = f"{type(error).__name__}: {text}"[:300]
-        raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
+        raise RuntimeError(f"{what} cannot be loaded ({one_line(error)}); {advice}") from error
 
 
 def fingerprint(model: Any) -> str:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ def printable(text: object) -> str:
             character = ascii(character)[1:-1]
         characters.append(character)
     return "".join(characters)
+
+
+def one_line(error: Exception) -> str:
+    """The kind of an error and what it says, cut after a word where it is long."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
 
 
 def number(value: float) -> str:

@@ -1,14 +1,15 @@
 """SigLIP-2's image tower under the names of three libraries, and in their layouts.
 
 transformers has a projection each for query, key and value; big_vision, in which Google trained the
-weights and publishes them, has names and layouts of flax.
+weights and publishes them, has names and layouts of flax, which timm reads.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from .weight_files import Tensors, Unusable
+from .weight_files import HOW_TO_FIT, TAKEN, Tensors, Unusable
 
 # One tower in another library and in timm: the other's tensors on the left, put one below the other,
 # are timm's on the right. "#" stands for the number of a block, "*" for "weight" and "bias".
@@ -30,61 +31,54 @@ head.layernorm.* = attn_pool.norm.*
 head.mlp.fc1.* = attn_pool.mlp.fc1.*
 head.mlp.fc2.* = attn_pool.mlp.fc2.*
 """
+# Google's arrays. "#" stands for the number of a block, after "_", or for nothing where each array
+# holds all blocks; "*" for "kernel" and "bias"; "+" for "scale" and "bias".
 BIG_VISION = """
-embedding.* = embeds.proj.*
-pos_embedding = embeds.pos_embed
-Transformer.encoderblock_#.LayerNorm_0.* = blocks.#.norm1.*
-Transformer.encoderblock_#.MultiHeadDotProductAttention_0.query.* \
-Transformer.encoderblock_#.MultiHeadDotProductAttention_0.key.* \
-Transformer.encoderblock_#.MultiHeadDotProductAttention_0.value.* = blocks.#.attn.qkv.*
-Transformer.encoderblock_#.MultiHeadDotProductAttention_0.out.* = blocks.#.attn.proj.*
-Transformer.encoderblock_#.LayerNorm_1.* = blocks.#.norm2.*
-Transformer.encoderblock_#.MlpBlock_0.Dense_0.* = blocks.#.mlp.fc1.*
-Transformer.encoderblock_#.MlpBlock_0.Dense_1.* = blocks.#.mlp.fc2.*
-Transformer.encoder_norm.* = norm.*
-MAPHead_0.probe = attn_pool.latent
-MAPHead_0.MultiHeadDotProductAttention_0.query.* = attn_pool.q.*
-MAPHead_0.MultiHeadDotProductAttention_0.key.* \
-MAPHead_0.MultiHeadDotProductAttention_0.value.* = attn_pool.kv.*
-MAPHead_0.MultiHeadDotProductAttention_0.out.* = attn_pool.proj.*
-MAPHead_0.LayerNorm_0.* = attn_pool.norm.*
-MAPHead_0.MlpBlock_0.Dense_0.* = attn_pool.mlp.fc1.*
-MAPHead_0.MlpBlock_0.Dense_1.* = attn_pool.mlp.fc2.*
+embedding/*
+pos_embedding
+Transformer/encoderblock#/LayerNorm_0/+
+Transformer/encoderblock#/MultiHeadDotProductAttention_0/query/*
+Transformer/encoderblock#/MultiHeadDotProductAttention_0/key/*
+Transformer/encoderblock#/MultiHeadDotProductAttention_0/value/*
+Transformer/encoderblock#/MultiHeadDotProductAttention_0/out/*
+Transformer/encoderblock#/LayerNorm_1/+
+Transformer/encoderblock#/MlpBlock_0/Dense_0/*
+Transformer/encoderblock#/MlpBlock_0/Dense_1/*
+Transformer/encoder_norm/+
+MAPHead_0/probe
+MAPHead_0/MultiHeadDotProductAttention_0/query/*
+MAPHead_0/MultiHeadDotProductAttention_0/key/*
+MAPHead_0/MultiHeadDotProductAttention_0/value/*
+MAPHead_0/MultiHeadDotProductAttention_0/out/*
+MAPHead_0/LayerNorm_0/+
+MAPHead_0/MlpBlock_0/Dense_0/*
+MAPHead_0/MlpBlock_0/Dense_1/*
 """
-BLOCK = re.compile(r"(?:blocks\.|layers\.|encoderblock_)(\d+)\.")
-POOLING = ("attn_pool.", "head.", "MAPHead_0.")  # the head that pools, which a tower may lack
-STACKED = "Transformer/encoderblock/"  # big_vision's, where each array holds all blocks
+BLOCK = re.compile(r"(?:blocks\.|layers\.|encoderblock_)(\d+)[./]")
+POOLING = ("attn_pool.", "head.", "MAPHead_0/")  # the head that pools, which a tower may lack
 PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C)
 CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
-HOW_TO_FIT = (
-    "--model-kwargs takes the options with which its model was made, e.g. "
-    "'pos_embed_grid_size=(24, 24)'"
-)
+# How PEFT names what it adds to a model, and what it adds to.
+ADAPTER = re.compile(r"base_model\.model\.|\.base_layer\.|lora_")
 
 
-def from_transformers(tower: Tensors, table: tuple[int, int] | None = None) -> Tensors:
+def from_transformers(tower: Tensors) -> Tensors:
     """transformers' Siglip2 tower (names without a prefix) as timm's.
 
-    Args:
-        tower: with or without the head that pools.
-        table: rows and columns of the position table; without them it is a square.
+    The tower may lack the head that pools.
 
     Raises:
-        Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the table
-            has another number of cells.
+        Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the table is
+            no square.
     """
     result = _renamed(tower, TRANSFORMERS)
-    # transformers has the cells in a row, and does not write how many rows and columns they are.
+    # transformers has the cells of a square in a row.
     cells = result[TABLE]
-    side = round(len(cells) ** 0.5)
-    height, width = table or (side, side)
-    if height * width != len(cells):
-        raise Unusable(
-            f"its position table has {len(cells)} cells, which are not {height} x {width}: give its "
-            "rows and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
-        )
-    result[TABLE] = cells.reshape(1, height, width, -1)
+    side = math.isqrt(len(cells))
+    if side * side != len(cells):
+        raise Unusable(f"a position table of {len(cells)} cells, which are no square")
+    result[TABLE] = cells.reshape(1, side, side, -1)
     return result
 
 
@@ -92,56 +86,53 @@ def to_transformers(tower: Tensors) -> Tensors:
     """timm's Siglip2 tower as transformers', with or without the head that pools.
 
     Raises:
-        Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the position
-            table is no square, as transformers' is.
+        Unusable: tensors are missing, or are not Siglip2's (counts and names them).
+        ValueError: the position table is no square, as transformers' is.
     """
     result = _renamed(tower, TRANSFORMERS, back=True)
     _, height, width, _ = result[CELLS].shape
     if height != width:
-        raise Unusable(
+        raise ValueError(
             f"its position table has {height} x {width} cells: transformers' is a square"
         )
     result[CELLS] = result[CELLS].flatten(0, 2)
     return result
 
 
-def from_big_vision(tower: Tensors) -> tuple[Tensors, int]:
-    """Google's image tower (names without a prefix, NumPy arrays) as timm's, and its heads.
+def outline_of_big_vision(tower: Tensors) -> tuple[Tensors, int]:
+    """What tells the size of Google's image tower, under timm's names, and its attention heads.
 
     Args:
-        tower: each block's arrays under names of their own (``encoderblock_0``), or stacked
-            (``encoderblock``), as big_vision's ``scan=True`` makes them.
-
-    Returns:
-        The tensors, and how many attention heads they have.
+        tower: names without a prefix, NumPy arrays; each block's arrays under names of their own
+            (``encoderblock_0``), or stacked (``encoderblock``), as ``scan=True`` makes them.
 
     Raises:
         Unusable: arrays are missing, or are not SigLIP-2's (counts and names them).
     """
-    import torch
+    blocks = [f"_{number}" for number in range(count_blocks(tower))] or [""]
+    needed = set()
+    for line in BIG_VISION.split():
+        if line.startswith(POOLING) and not has_pooling(tower):
+            continue
+        for block in blocks:
+            for kind in ("kernel", "bias"):
+                name = line.replace("#", block).replace("*", kind)
+                needed.add(name.replace("+", kind.replace("kernel", "scale")))
+    check_names("SigLIP-2's tower", needed - tower.keys(), tower.keys() - needed)
 
-    flat: dict[str, Any] = {}
-    heads = 0
-    for name, array in tower.items():
-        if name.endswith("query/kernel"):
-            heads = array.shape[-2]  # (..., C, heads, C / heads)
-        values = torch.from_numpy(array)
-        # What belongs to one block, or to none, is a stack of one.
-        if not name.startswith(STACKED):
-            values = values[None]
-        for number, one in enumerate(values):
-            # flax has inputs first, and heads on an axis of their own.
-            if name.endswith("out/kernel"):
-                one = one.flatten(0, 1)  # (heads, C / heads, C)
-            if name.endswith("kernel"):
-                one = one.flatten(1).t()
-            if name.endswith("bias"):
-                one = one.flatten()
-            written = re.sub("(kernel|scale)$", "weight", name)
-            flat[written.replace("block/", f"block_{number}/").replace("/", ".")] = one
-    result = _renamed(flat, BIG_VISION)
-    result[TABLE] = result[TABLE][None]  # (1, h, w, C)
-    return result, heads
+    first = f"Transformer/encoderblock{blocks[0]}"
+    inside = tower[f"{first}/MlpBlock_0/Dense_0/bias"]  # (inside) or (blocks, inside)
+    query = tower[f"{first}/MultiHeadDotProductAttention_0/query/bias"]  # (..., heads, C / heads)
+    outline = {PATCHES: tower["embedding/kernel"].T, TABLE: tower["pos_embedding"][None]}
+    depth = len(blocks)
+    if blocks == [""]:
+        depth = len(inside)
+        inside = inside[0]
+    for number in range(depth):
+        outline[f"blocks.{number}.mlp.fc1.weight"] = inside
+    if has_pooling(tower):
+        outline["attn_pool.latent"] = tower["MAPHead_0/probe"]
+    return outline, query.shape[-2]
 
 
 def channels_first(patches: Any) -> Any:
@@ -212,10 +203,16 @@ def check_names(whose: str, missing: Collection[str], unused: Collection[str]) -
     Raises:
         Unusable: there is something.
     """
-    if missing or unused:
+    if not missing and not unused:
+        return
+    if any(map(ADAPTER.search, unused)):
         raise Unusable(
-            f"{len(missing)} tensors of {whose} are not in it {sorted(missing)[:3]}, and {whose} does "
-            f"not use {len(unused)} of its tensors {sorted(unused)[:3]}; the file must hold the "
-            "state dict of timm's model itself, or SigLIP-2 as transformers, open_clip or Google saves "
-            f"it; {HOW_TO_FIT}"
+            f"an adapter of PEFT beside or without its model {sorted(unused)[:2]}: save what "
+            "merge_and_unload() returns"
         )
+    raise Unusable(
+        f"names that do not fit: {len(missing)} tensors of {whose} are not in it "
+        f"{sorted(missing)[:3]}, and {whose} does not use {len(unused)} of its tensors "
+        f"{sorted(unused)[:3]}",
+        f"{TAKEN}; {HOW_TO_FIT}",
+    )

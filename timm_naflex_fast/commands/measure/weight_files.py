@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .output import printable
+from .output import one_line, printable
 
 Tensors = Mapping[str, Any]  # by their names
 
-# Where trainers keep the weights in a file, in timm's order.
-STATES = ("state_dict_ema", "model_ema", "state_dict", "model")
 # What a folder of the hub may hold, in the order in which it is looked for.
 FILES = (
     "model.safetensors",
@@ -32,23 +30,25 @@ OTHER_NAMES = (
     r".*\.safetensors",
     r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(npz|bin|pth|pt|ckpt|tar)",
 )
-# Files that people have at hand and that hold no tensors under names that we know.
-SOURCE = "give the .safetensors or .pth from which it was made"
-OTHER_FORMS = {
-    ".gguf": f"has llama.cpp's names and number types (GGUF); {SOURCE}",
-    ".onnx": f"is a program of ONNX; {SOURCE}",
-    ".h5": f"is a file of Keras; {SOURCE}",
-    ".msgpack": f"is a file of flax; {SOURCE}",
-    ".npy": "is one NumPy array; give the .npz of Google's release, a .safetensors or a .pth",
-    # Beside the weights of transformers lies config.json, which is easily taken for them.
-    ".json": "holds no weights; valid: a file of weights, an index of shards (.index.json), or the "
-    "folder of either",
-}
-LFS_POINTER = b"version https://git-lfs"
+SHARD = re.compile(r".*-\d+-of-0*([2-9]|[1-9]\d+)\.\w+")
+SHOWN_BYTES = 24
+TAKEN = (
+    "taken are timm's own weights, and SigLIP-2's NaFlex image tower as transformers, open_clip or "
+    "Google saves it: a file (.safetensors, .pth, .bin, .npz), an index of shards (.index.json), a "
+    "folder with one of these, or OWNER/NAME of a model in the hub's cache"
+)
+
+HOW_TO_FIT = (
+    "--model-kwargs takes the options with which its model was made, e.g. "
+    "'pos_embed_grid_size=(24, 24)'"
+)
 
 
 class Unusable(ValueError):
-    """These weights cannot be taken; the text says why, and what to give in their place."""
+    """These weights cannot be taken; the text says what was found, and what is taken."""
+
+    def __init__(self, found: str, taken: str = TAKEN) -> None:
+        super().__init__(f"found {found}; {taken}")
 
 
 def find_weights(path: str | Path) -> Path:
@@ -56,63 +56,72 @@ def find_weights(path: str | Path) -> Path:
 
     Args:
         path: the file itself, or an index of shards; a folder that holds one of ``FILES``, or one
-            other file of weights; a folder of the hub's cache, or OWNER/NAME of a model in it; or
-            a trainer's folder, of which the last ``checkpoint-N`` is taken.
+            other file of weights; a folder of the hub's cache, or OWNER/NAME of a model in it.
 
     Raises:
-        FileNotFoundError: there is none.
-        Unusable: the file is no file of weights, or a folder holds several.
+        Unusable: there is none, or several, or one of several shards, or a file of something else.
     """
-    path = Path(path)
-    if path.is_file():
-        check_form(path)
-        return path
-    for folder in _folders(path):
-        files = sorted(folder.iterdir())
-        for pattern in FILES + OTHER_NAMES:
-            found = [file for file in files if re.fullmatch(pattern, file.name, re.IGNORECASE)]
-            if len(found) > 1:
-                names = ", ".join(printable(file.name) for file in found[:8])
-                raise Unusable(f"{folder} holds {len(found)} files of weights: name one of {names}")
-            if found:
-                return found[0]
-    raise FileNotFoundError(
-        f"{path} is no file, and no folder with one of {', '.join(FILES)}, and no model in the hub's "
-        "cache (`hf download OWNER/NAME` fetches one)"
-    )
-
-
-def _folders(path: Path) -> list[Path]:
-    """The folders in which the weights may lie that ``path`` means, in order."""
-    if not path.is_dir():
+    named = Path(path)
+    if not named.exists():
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        path = Path(HF_HUB_CACHE, "models--" + path.as_posix().replace("/", "--"))
-    revision = path / "refs" / "main"
-    if revision.is_file():
-        return [path / "snapshots" / revision.read_text(encoding="utf-8").strip()]
-    if not path.is_dir():
-        return []
-    # The longer a number, the larger it is.
-    steps = sorted(path.glob("checkpoint-*[0-9]"), key=lambda step: (len(step.name), step.name))
-    return [path, *steps[-1:]]
+        named = Path(HF_HUB_CACHE, "models--" + named.as_posix().replace("/", "--"))
+    if not named.exists():
+        raise Unusable(f"no file or folder {path}, and no such model in the hub's cache")
+    if named.is_dir():
+        named = _file_of(_revision(named))
+    if SHARD.fullmatch(named.name):
+        raise Unusable(f"{printable(named.name)}, which is one of several shards, not their index")
+    _check_beginning(named)
+    return named
 
 
-def check_form(file: Path) -> None:
-    """Refuse a file whose name or beginning says that it holds something else.
+def _revision(folder: Path) -> Path:
+    """Of a folder of the hub's cache that of its revision: ``main``, or the only one."""
+    revisions = sorted(folder.glob("snapshots/*"))
+    main = folder / "refs" / "main"
+    if main.is_file():
+        name = main.read_text(encoding="utf-8").strip()
+        revisions = [one for one in revisions if one.name == name] or revisions
+    if len(revisions) > 1:
+        names = ", ".join(one.name for one in revisions[:8])
+        raise Unusable(
+            f"{len(revisions)} revisions of a model ({names}), of which none is called main: name "
+            f"the folder of one, in {folder / 'snapshots'}"
+        )
+    return revisions[0] if revisions else folder
+
+
+def _file_of(folder: Path) -> Path:
+    """The one file of weights in a folder."""
+    files = sorted(folder.iterdir())
+    for pattern in FILES + OTHER_NAMES:
+        found = [file for file in files if re.fullmatch(pattern, file.name, re.IGNORECASE)]
+        if len(found) > 1:
+            names = ", ".join(printable(file.name) for file in found[:8])
+            what = "files of weights: name one of them"
+            if all(SHARD.fullmatch(file.name) for file in found):
+                what = "shards without an index"
+            raise Unusable(f"in {folder} {len(found)} {what} ({names})")
+        if found:
+            return found[0]
+    raise Unusable(f"no weights in the folder {folder}")
+
+
+def _check_beginning(file: Path) -> None:
+    """Refuse a file that begins as none of weights does.
 
     Raises:
-        Unusable: it does.
+        Unusable: it is no index of shards, no zip archive (torch, NumPy), no pickle of older
+            releases of torch, and no safetensors, which has the length of its JSON in 8 bytes first.
     """
-    form = OTHER_FORMS.get(file.suffix.lower())
     if _is_index(file):
-        form = None
+        return
     with open(file, "rb") as opened:
-        start = opened.read(len(LFS_POINTER))
-    if start == LFS_POINTER:  # what git keeps in place of a large file that was not fetched
-        form = "is git-lfs's pointer to the file: run git lfs pull"
-    if form:
-        raise Unusable(f"{printable(file.name)} {form}")
+        start = opened.read(SHOWN_BYTES)
+    if not start.startswith((b"PK", b"\x80")) and start[8:9] != b"{":
+        shown = printable(start.decode("ascii", "backslashreplace"))
+        raise Unusable(f"{printable(file.name)}, which begins with '{shown}'")
 
 
 def _is_index(file: Path) -> bool:
@@ -123,32 +132,41 @@ def _is_index(file: Path) -> bool:
 def read_tensors(file: Path) -> Tensors:
     """The named tensors of a local file, or of the files that an index names.
 
-    Those of a .npz are NumPy arrays, each read when it is asked for. Of what a trainer saved, the
-    first of ``STATES`` is taken. Only tensors are read, whatever timm's release would do.
+    Those of a .npz are NumPy arrays, each read when it is asked for. Of what a trainer saved, timm
+    chooses: averaged weights come first.
 
     Raises:
-        Unusable: as :func:`check_form`.
-        Exception: whatever a reader says of a file that is not whole, or holds no tensors.
+        Unusable: it is not whole, or holds other things than named tensors; says what its reader
+            says.
     """
-    import numpy as np
-    import torch
-    from safetensors.torch import load_file
-
-    check_form(file)
-    if _is_index(file):
+    try:
+        if not _is_index(file):
+            return _read(file)
         tensors: dict[str, Any] = {}
         places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         for name in sorted(set(places.values())):
-            tensors |= read_tensors(file.parent / name)
+            tensors |= _read(file.parent / name)
         return tensors
+    # A cut-off file, a pickle of something else: each reader has errors of its own.
+    except Exception as error:
+        text = one_line(error)
+        if "weights_only" in text:  # torch and timm go on with unsafe advice
+            text = "it holds Python objects, not tensors alone, or is damaged"
+        raise Unusable(f"{printable(file.name)}, which cannot be read: {text}") from error
+
+
+def _read(file: Path) -> Tensors:
+    """The named tensors of one file."""
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+    from timm.models import load_state_dict
+
     suffix = file.suffix.lower()
     if suffix == ".npz":
         return np.load(file, allow_pickle=False)
     if suffix == ".safetensors":
         return load_file(file)
-    torch.serialization.add_safe_globals([argparse.Namespace])  # the options of timm's train.py
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    for key in STATES:
-        if found.get(key) is not None:
-            return found[key]
-    return found
+    # What timm's train.py writes holds its options; timm 1.0.16 does not allow them.
+    torch.serialization.add_safe_globals([argparse.Namespace])
+    return load_state_dict(str(file), weights_only=True)
