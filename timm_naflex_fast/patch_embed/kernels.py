@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..batch.checks import check_interpolation, check_numbers, check_size
-from ..resampling.kept import kept_by_arguments, kept_of, pinned, watched, without_autograd
+from ..resampling.kept import kept_by_arguments, kept_of, pinned, watched
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, product
 from ..resampling.spec import LOOP, ResizeSpec, Size
@@ -59,10 +59,10 @@ def product_dtype(x: Tensor) -> torch.dtype:
     under autocast, and where TF32 is allowed; if there is float64. This reads PyTorch's global
     settings and never changes them: another thread may use them.
     """
-    if x.dtype is torch.float64:
-        return x.dtype
     is_lowered = is_autocast_on(x.device) or _tf32_allowed()
-    return torch.float64 if is_lowered and has_float64(x.device) else torch.float32
+    if is_lowered and has_float64(x.device):
+        return torch.float64
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 @constant_while_traced  # TorchDynamo guards a graph by these flags without our help
@@ -74,32 +74,34 @@ def _tf32_allowed() -> bool:
 
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str) -> Tensor:
-    """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
+    """pinv(A_n)^T (n, n0), float64, of the matrix that resizes a line of n0 to n."""
     # The compiler, which reads this, cannot take an object from a default: so LOOP stands here.
     spec = ResizeSpec(mode, antialias, reference=LOOP)
     a = axis_matrix(0, (n, n), n0, spec, torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.
     wide = a if n < n0 else a.t()
-    solved, _ = torch.linalg.solve_ex(wide @ wide.t(), wide)  # the transpose of its inverse
-    inverse = solved.t() if n < n0 else solved
-    return inverse.contiguous()
+    solved, _ = torch.linalg.solve_ex(wide @ wide.t(), wide)
+    inverse = solved if n < n0 else solved.t()
+    return inverse.contiguous()  # for kron
 
 
 def make_factors(
-    resize: KernelResize, dtype: torch.dtype, device: torch.device, made_on: torch.device | str
+    resize: KernelResize, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """pinv(A_h)^T (h, H0), and pinv(A_w) (x) I (W0 * channels, w * channels).
 
     The second handles the channels that lie at every pixel without a transposed copy of the kernel.
-    Both are computed on the device ``made_on``, for ``device``.
     """
     refuse_in_cuda_graph(device, FIRST_CALL)
+    made_on = torch.device("cpu")
+    if torch.compiler.is_dynamo_compiling() and has_float64(device):  # it computes them every time
+        made_on = device
     (h0, w0), (h, w), mode, antialias, channels = resize
-    rows = axis_inverse(h, h0, mode, antialias, made_on).t()
+    rows = axis_inverse(h, h0, mode, antialias, made_on)
     columns = axis_inverse(w, w0, mode, antialias, made_on)
-    columns = torch.kron(columns, torch.eye(channels, device=made_on))
-    return rows.to(dtype).to(device).contiguous(), columns.to(dtype).to(device).contiguous()
+    columns = torch.kron(columns, torch.eye(channels, device=made_on)).t()
+    return rows.to(dtype).to(device), columns.to(dtype).contiguous().to(device)
 
 
 kept_factors = kept_by_arguments(make_factors)
@@ -108,17 +110,15 @@ kept_factors = kept_by_arguments(make_factors)
 def _factors(
     resize: KernelResize, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The factors from where they come: computed in a compiled graph, constants of another graph,
-    or kept from an earlier call."""
+    """The factors: computed in a compiled graph, otherwise kept, as constants of other graphs."""
     if torch.compiler.is_dynamo_compiling():
         # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
         # dynamic sizes, and break torch 2.4 on a second call in one graph.)
-        made_on = device if has_float64(device) else "cpu"
-        return make_factors(resize, dtype, device, made_on)
+        return make_factors(resize, dtype, device)
     if is_tracing():  # few runtimes of exported graphs can solve linear equations
-        with without_autograd(), _disable_current_modes():
-            return make_factors(resize, dtype, device, "cpu")
-    return pinned(kept_factors(resize, dtype, device, "cpu"), device)
+        with _disable_current_modes():
+            return kept_factors(resize, dtype, device)
+    return pinned(kept_factors(resize, dtype, device), device)
 
 
 def _resample(x: Tensor, resize: KernelResize) -> Tensor:
@@ -177,12 +177,11 @@ def resample_linear_kernel(
     same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
     and resampling again costs no more.
     """
-    h, w = size
-    shape = (len(weight), h * w * in_chans)
-    resize = KernelResize(old, size, mode, antialias, in_chans if channels_last else 1)
+    channels = in_chans if channels_last else 1
+    resize = KernelResize(old, size, mode, antialias, channels)
     trains = torch.is_grad_enabled() and weight.requires_grad
-    is_plain = weight.device.type == "cpu" and context_of(weight) is None
-    if trains or not is_plain or watched():
-        return _resample(weight, resize).reshape(shape)
-    (kernel,) = kept_of((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
-    return kernel.view(shape)
+    if trains or not weight.is_cpu or context_of(weight) is not None or watched():
+        kernel = _resample(weight, resize)
+    else:
+        (kernel,) = kept_of((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
+    return kernel.reshape(len(weight), size[0] * size[1] * in_chans)
