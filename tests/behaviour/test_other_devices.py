@@ -1,6 +1,6 @@
 """On a device that is neither a CPU nor CUDA: no float64, no ``embedding_bag``, and timm's result.
 
-The device is a pretended one (tests/support/metal.py), which refuses what Metal refuses.
+The device is a pretended one (tests/support/second_device.py), which refuses what Metal refuses.
 """
 
 from functools import partial
@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.metal import Metal, reads
 from tests.support.moved import (
     COORD,
     SIZES,
@@ -20,9 +19,9 @@ from tests.support.moved import (
     rope,
 )
 from tests.support.oracles import small_vit
-from tests.support.pretended import moved
 from tests.support.rotary import CLASSES
 from tests.support.running import running
+from tests.support.second_device import SecondDevice, moved, waits
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.names import STRATEGY_NAMES
 
@@ -39,8 +38,8 @@ def check(monkeypatch):
 
     def compare(case, forward=2e-6, gradients=1e-5):
         want = case(lambda tensor: tensor)
-        with Metal(monkeypatch):
-            got = case(lambda tensor: tensor.to("mps:0"))
+        with SecondDevice(monkeypatch, "mps"):
+            got = case(lambda tensor: tensor.to("mps:0", non_blocking=True))
         got = [tensor.held for tensor in got]
         largest = max(1.0, want[0].abs().max().item())
         assert (got[0] - want[0]).abs().max() <= forward * largest
@@ -65,7 +64,7 @@ def test_learned_tables_and_their_gradients(check, strategy, options):
     # Without the second derivative: at width 1 that of F.interpolate itself is wrong.
     check(lambda to: learned(to, strategy=strategy, **options)[:-1])
     # Only F.interpolate, which needs sizes, reads the grids on the host.
-    assert bool(reads) == (strategy == "interpolate_cached")
+    assert bool(waits) == (strategy == "interpolate_cached")
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
@@ -130,7 +129,7 @@ def test_where_an_operator_is_missing_timms_own_code_runs_and_status_says_why(mo
     want = add(lambda tensor: tensor)
 
     enable()
-    with Metal(monkeypatch, lacking=[torch.ops.aten.mm]):
+    with SecondDevice(monkeypatch, "mps", lacking=[torch.ops.aten.mm]):
         got = add(lambda tensor: tensor.to("mps:0"))
 
     assert torch.equal(got.held, want)

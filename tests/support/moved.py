@@ -6,8 +6,8 @@ Each gives results and their gradients.
 import torch
 
 from tests.support.oracles import row_major, seeded
-from tests.support.pretended import moved
 from tests.support.rotary import build
+from tests.support.second_device import moved
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.modules import read_rope
