@@ -48,9 +48,7 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
         if name == TRACEABLE:
             stack.enter_context(FakeTensorMode())
         strategy = name.split(",")[0]
-        timed = race(
-            WORKLOADS[workload], batch, "float32", phase, [strategy], stack, "cpu", channels
-        )
+        timed = race(WORKLOADS[workload], batch, "float32", phase, [strategy], stack, channels)
         (contender,) = timed.contenders
         if name != "stock":  # which caches nothing, and takes long
             contender.run(contender.prepare())
@@ -192,7 +190,7 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
         for number in range(BATCHES):
             length = lengths[number % len(lengths)]
             batches.append(draw(library, length, seed=number))
-        counted = whole.count_graphs(model, batches, train, backend="aot_eager", **options)
+        counted, _ = whole.count_graphs(model, batches, train, backend="aot_eager", **options)
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
 
 

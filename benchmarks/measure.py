@@ -12,9 +12,6 @@ not start. What is counted may be counted at any time.
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -30,17 +27,9 @@ from tabulate import tabulate
 from timm_naflex_fast.commands.measure.output import provenance, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
-FOUR_BLOCKS = (
-    "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
-)
 FACTS = ("code_last_changed_in", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
-# Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the
-# same thing.
-BENCH = {
-    "compiled": f"{FOUR_BLOCKS} --compile --max-seq-len 64 128 196 256 --rounds 6",
-}
 SMALL = "vit_small_patch16_224"
 BASE = "naflexvit_base_patch16_siglip"
 # Options of ``whole_models.races``.
@@ -79,37 +68,26 @@ MADE_HERE: dict[str, Any] = {
 }
 MADE_HERE |= {name: partial(pos_embed.races, **options) for name, options in POS_EMBED.items()}
 MADE_HERE["speed/unseen"] = pos_embed.unseen
-for race in (races.rope, races.patch_kernels, races.other_libraries, races.exported):
+for race in (
+    whole_models.compiled,
+    races.rope,
+    races.patch_kernels,
+    races.other_libraries,
+    races.exported,
+):
     MADE_HERE[race.__name__] = race
 MADE_HERE |= COUNTED
-NAMES = (*BENCH, *MADE_HERE)
 
 
 def measure(name: str, tiny: bool) -> dict[str, Any]:
     """What a result file holds."""
     start = time.monotonic()
-    if name in BENCH:
-        rows = _by_command(BENCH[name], tiny)
-    else:
-        rows = _made_here(name, tiny)
+    rows = _rows(name, tiny)
     about = provenance(f"uv run benchmarks/measure.py {name}")
     return {**about, "seconds": round(time.monotonic() - start), "rows": rows}
 
 
-def _by_command(options: str, tiny: bool) -> list[Any]:
-    """The rows that `naflex-fast bench` writes."""
-    if tiny:
-        options += " --rounds 1 --batch-size 1"
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "bench.json")
-        start = [sys.executable, "-m", "timm_naflex_fast", "bench"]
-        command = [*start, *options.split(), "--json", str(out)]
-        subprocess.run(command, check=True, cwd=ROOT)
-        rows: list[Any] = json.loads(out.read_text())["rows"]
-    return rows
-
-
-def _made_here(name: str, tiny: bool) -> list[Any]:
+def _rows(name: str, tiny: bool) -> list[Any]:
     """The rows of race after race, each printed when it has ended."""
     rows = []
     for race in MADE_HERE[name](tiny):
@@ -127,7 +105,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all that are old)"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(MADE_HERE)} (all that are old)"
     )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
@@ -149,9 +127,9 @@ def main() -> None:
 def _todo(tiny: bool) -> Sequence[str]:
     """What is measured where nothing is named: all that is old; ``tiny``: all."""
     if tiny:
-        return NAMES
+        return [*MADE_HERE]
     here = provenance("")
-    return [name for name in NAMES if _is_old(name, here)]
+    return [name for name in MADE_HERE if _is_old(name, here)]
 
 
 def _result_file(name: str) -> Path:

@@ -7,7 +7,6 @@
 | train | of the table and of ``x`` | changes before every call, as an optimizer changes it |
 """
 
-import inspect
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -18,16 +17,14 @@ from itertools import cycle, product, repeat
 from typing import Any
 
 import torch
-from racing import Race, Timed, time_race
+from racing import Race, Row, Timed, time_race
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from timm_naflex_fast.commands.measure.bench.race import Row
 from timm_naflex_fast.commands.measure.bench.workloads import (
     Draw,
     Grid,
-    Workload,
     coordinates,
     fit_aspect,
     siglip_grids,
@@ -51,18 +48,29 @@ random.Random(0).shuffle(NEW_GRIDS)
 
 
 @dataclass(frozen=True)
-class TableWorkload(Workload):
-    """Grids, and the table that is resampled to them.
+class Workload:
+    """Batches of grids, and the table that is resampled to them.
 
     Attributes:
+        name: in tables.
+        draw: a sample's grid (h, w), by a random generator.
+        length: tokens to which a batch is padded; 0: as many as its longest image has.
         table: its size (H0, W0).
         mode: "bilinear" or "bicubic".
         more: further options of timm's NaFlexEmbeds, without their "pos_embed_".
     """
 
+    name: str
+    draw: Draw
+    length: int = 0
     table: Grid = (16, 16)
     mode: str = "bilinear"
     more: dict[str, Any] = field(default_factory=dict)
+
+    def grids(self, batch: int) -> list[Grid]:
+        """The grids of a batch, always the same ones; a smaller batch begins a larger one."""
+        source = random.Random(f"{self.name} 0")
+        return [self.draw(source) for _ in range(batch)]
 
     def coordinates(self, batch: int) -> Iterator[Tensor]:
         """Coordinates (B, N, 2) of batch after batch, all the same."""
@@ -82,13 +90,8 @@ class TableWorkload(Workload):
             **{f"pos_embed_{name}": value for name, value in self.more.items()},
         )
 
-    def possible(self) -> bool:
-        """Whether the installed timm can have such a table."""
-        known = inspect.signature(NaFlexEmbeds).parameters
-        return all(f"pos_embed_{name}" in known for name in self.more)
 
-
-class Unseen(TableWorkload):
+class Unseen(Workload):
     """Every batch has other grids: of 2,989 none comes twice."""
 
     def coordinates(self, batch: int) -> Iterator[Tensor]:
@@ -97,7 +100,7 @@ class Unseen(TableWorkload):
             yield coordinates(NEW_GRIDS[first : first + batch], self.length)
 
 
-class Dropped(TableWorkload):
+class Dropped(Workload):
     """Of each image a quarter of its tokens is left, in random order; but first the last one, which
     tells the grid."""
 
@@ -136,12 +139,12 @@ def _uniform(low: int, high: int) -> Draw:
 
 # Grids as models and data sets in use have them.
 _ALL_WORKLOADS = (
-    TableWorkload("single", _uniform(24, 24)),
-    TableWorkload("imagenet", _imagenet, mode="bicubic"),
-    TableWorkload("siglip", siglip_grids(256)),
-    TableWorkload("diverse", _uniform(4, 31), table=(32, 32), mode="bicubic"),  # timm issue 2514's
-    TableWorkload("extreme", _extreme, mode="bicubic"),
-    TableWorkload(
+    Workload("single", _uniform(24, 24)),
+    Workload("imagenet", _imagenet, mode="bicubic"),
+    Workload("siglip", siglip_grids(256)),
+    Workload("diverse", _uniform(4, 31), table=(32, 32), mode="bicubic"),  # timm issue 2514's
+    Workload("extreme", _extreme, mode="bicubic"),
+    Workload(
         "radio",
         _uniform(16, 48),
         table=(128, 128),
@@ -168,21 +171,19 @@ class _Activation(torch.autograd.Function):
 
 
 def race(
-    work: TableWorkload,
+    work: Workload,
     batch: int,
     dtype: str,
     phase: str,
     names: Sequence[str],
     stack: ExitStack,
-    device: str = "cpu",
     channels: int = 768,
 ) -> Race:
     """The race of these contenders on a batch; it can run until ``stack`` is closed."""
     kept.clear_all()
     grids = work.grids(batch)
-    batches = (coord.to(device) for coord in work.coordinates(batch))
-    generator = torch.Generator(device).manual_seed(0)
-    random_numbers = partial(torch.randn, generator=generator, device=device)
+    batches = work.coordinates(batch)
+    random_numbers = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     values = [random_numbers(1, *work.table, channels) for _ in range(2)]
 
     def tokens() -> Tensor:
@@ -198,8 +199,7 @@ def race(
         if name == PLAIN_ADD:
             made.append(plain_add(x, tokens(), upstream))
             continue
-        with torch.device(device):
-            embeds = work.embeds(channels)
+        embeds = work.embeds(channels)
         embeds.pos_embed.data.copy_(values[0])
         stack.enter_context(ready(name, embeds))
         new_values = None
@@ -211,7 +211,7 @@ def race(
         grids=len(set(grids)),
         channels=channels,
         table=f"{work.table[0]}x{work.table[1]} {work.mode}",
-        device=device,
+        device="cpu",
     )
     return Race("pos_embed", work.name, phase, batch, dtype, tuple(made), about)
 
@@ -296,7 +296,7 @@ def races(
 
     Args:
         tiny: shows only that they run.
-        names: of ``WORKLOADS``; one whose table the installed timm cannot have is left out.
+        names: of ``WORKLOADS``.
         contenders: of ``ALL``.
         batches: images in a batch.
         dtypes: of the tokens.
@@ -304,14 +304,13 @@ def races(
         rounds: of each race, at most.
         budget: seconds for each contender in a race.
     """
-    possible = [WORKLOADS[name] for name in names if WORKLOADS[name].possible()]
     channels = 768
     if tiny:
         channels = 4
         batches = (1,)
-    for work, dtype, phase, batch in product(possible, dtypes, phases, batches):
+    for name, dtype, phase, batch in product(names, dtypes, phases, batches):
         with ExitStack() as stack:
-            made = race(work, batch, dtype, phase, contenders, stack, channels=channels)
+            made = race(WORKLOADS[name], batch, dtype, phase, contenders, stack, channels=channels)
             yield time_race(made, budget, tiny, rounds)
 
 

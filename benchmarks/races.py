@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from pos_embed import WORKLOADS
-from racing import Race, Timed, time_race
+from racing import Race, Row, Timed, time_race
 from torch import Tensor
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure import export
 from timm_naflex_fast.commands.measure.bench.model import random_batch
-from timm_naflex_fast.commands.measure.bench.race import Row
 from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model

@@ -1,14 +1,20 @@
 """Contenders that do the same work, timed in turns within a budget of seconds."""
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.benchmark.utils.timer import timer as now
 
-from timm_naflex_fast.commands.measure.bench.race import LEAST_ROUNDS, Row, now, rows, turns
+from timm_naflex_fast.commands.measure.bench.model import quartiles
 
+Row = dict[str, Any]  # a contender in a race, as result files hold it
+
+WARMUPS = 1  # rounds that do not count
+LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 NEAREST_32_MIB = 31 * 2**20
 
 
@@ -49,7 +55,7 @@ def run(race: Race, rounds: int, budget: float = math.inf) -> list[Row]:
 
     Args:
         race: the contenders and what they do.
-        rounds: at least 1.
+        rounds: at least 2.
         budget: seconds; a contender that would need more (as its fastest call so far shows) runs in
             fewer rounds, at least ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the
             machine falls on all alike.
@@ -62,20 +68,29 @@ def run(race: Race, rounds: int, budget: float = math.inf) -> list[Row]:
     # page. A process in which a model has run has freed such a block, so free one here too: all
     # contenders find the same allocator.
     torch.empty(NEAREST_32_MIB, dtype=torch.uint8)
-    by_name = {contender.name: contender for contender in race.contenders}
-    times: dict[str, list[float]] = {name: [] for name in by_name}
+    times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
-    for turn, name in turns(times, rounds):
-        affordable = max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))
-        if turn >= 0 and not _takes_part(turn, int(min(rounds, affordable)), rounds):
-            continue
-        seconds = _time(by_name[name])
-        fastest[name] = min(fastest[name], seconds)
-        if turn >= 0:
-            times[name].append(seconds)
+    order = [*race.contenders]
+    shuffle = random.Random(0).shuffle
+    for turn in range(-WARMUPS, rounds):
+        # In a fixed order each would find the caches as the same predecessor left them.
+        shuffle(order)
+        for contender in order:
+            name = contender.name
+            affordable = max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))
+            if turn >= 0 and not _takes_part(turn, int(min(rounds, affordable)), rounds):
+                continue
+            seconds = _time(contender)
+            fastest[name] = min(fastest[name], seconds)
+            if turn >= 0:
+                times[name].append(seconds)
     facts = dict(vars(race))
     del facts["contenders"]
-    return rows(facts, times)
+    rows = []
+    for name, timed in times.items():
+        figures = {"contender": name, "rounds": len(timed)}
+        rows.append(facts | figures | quartiles(timed))
+    return rows
 
 
 def _takes_part(turn: int, some: int, rounds: int) -> bool:
@@ -95,7 +110,7 @@ def _time(contender: Timed) -> float:
 
 
 def time_race(race: Race, budget: float, tiny: bool, rounds: int = 30) -> list[Row]:
-    """The rows of a race; ``tiny``: of one round."""
+    """The rows of a race; ``tiny``: of two rounds."""
     if tiny:
-        return run(race, 1, budget=0.01)
+        return run(race, 2, budget=0.01)
     return run(race, rounds, budget=budget)

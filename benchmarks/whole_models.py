@@ -1,20 +1,24 @@
 """Races of whole models: a training step, or an inference, and the embeddings' share of it."""
 
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pos_embed import WORKLOADS
-from racing import Race, Timed, time_race
+from racing import WARMUPS, Race, Row, Timed, now, time_race
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from timm_naflex_fast.commands.measure.bench.model import Steps, chosen, make_step, random_batch
-from timm_naflex_fast.commands.measure.bench.race import WARMUPS, Row, now
+from timm_naflex_fast.commands.cli import main as cli
+from timm_naflex_fast.commands.measure.bench.model import chosen, make_step, random_batch
+from timm_naflex_fast.commands.measure.bench.workloads import Grid
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
 
@@ -37,18 +41,25 @@ def races(
     small: dict[str, Any] = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
     loaded, _ = load_model(model, random_weights=True, num_classes=1000, **small)
     for name, phase in product(names, ("train", "infer")):
-        steps = Steps(loaded, [WORKLOADS[name]], 1 if tiny else batch, "float32", phase)
+        grids = WORKLOADS[name].grids(1 if tiny else batch)
         with ExitStack() as stack:
-            yield time_race(race(steps, CONTENDERS, stack), budget, tiny, rounds)
+            made = race(loaded, name, grids, phase, CONTENDERS, stack)
+            yield time_race(made, budget, tiny, rounds)
 
 
-def race(steps: Steps, contenders: Sequence[str], stack: ExitStack) -> Race:
-    """The race of these steps; what the last one switched on stays until ``stack`` is closed."""
-    model = steps.model
-    (workload,) = steps.workloads
-    grids = workload.grids(steps.batch)
-    batch = random_batch(model, grids, workload.length)
-    step = make_step(model, steps.dtype, steps.phase)
+def race(
+    model: Any,
+    workload: str,
+    grids: Sequence[Grid],
+    phase: str,
+    contenders: Sequence[str],
+    stack: ExitStack,
+) -> Race:
+    """The race of steps on a batch of these grids; what the last one switched on stays until
+    ``stack`` is closed.
+    """
+    batch = random_batch(model, grids)
+    step = make_step(model, "float32", phase)
     embeds_share: dict[str, float] = {}
     shares: dict[str, list[float]] = defaultdict(list)
 
@@ -64,14 +75,28 @@ def race(steps: Steps, contenders: Sequence[str], stack: ExitStack) -> Race:
         counted = shares[contender][WARMUPS:]
         embeds_share[contender] = statistics.median(counted or [0])
 
-    facts = steps.facts(
-        "model",
+    about = dict(
+        device="cpu",
+        model=model.pretrained_cfg["architecture"],
         grids=len(set(grids)),
         tokens=sum(h * w for h, w in grids),
         embeds_share=embeds_share,
     )
     made = tuple(Timed(name, work, partial(prepare, name)) for name in contenders)
-    return Race(contenders=made, **facts)
+    return Race("model", workload, phase, len(grids), "float32", made, about)
+
+
+def compiled(tiny: bool) -> Iterator[list[Row]]:
+    """What ``naflex-fast bench --compile`` says of four blocks, whose batches have four lengths."""
+    options = "bench --compile --model naflexvit_base_patch16_siglip --model-kwargs num_heads=2"
+    if tiny:
+        options += " depth=1 embed_dim=64 --max-seq-len 64 --batch-size 1"
+    else:
+        options += " depth=4 embed_dim=192 --max-seq-len 64 128 196 256"
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "bench.json")
+        cli.main([*options.split(), "--json", str(file)])
+        yield json.loads(file.read_text())["rows"]
 
 
 @contextmanager

@@ -131,8 +131,7 @@ class Images(Dataset):
     def __getitem__(self, index: int) -> tuple[int, Sample | str]:
         try:
             with Image.open(self._files[index]) as image:
-                upright, _ = convert(image, "RGB")
-                return index, self._read(upright)
+                return index, self._read(convert(image, "RGB"))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return index, str(error)
 
@@ -271,8 +270,7 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
-    left_out: list[str] = []
-    files = image_files(options.images, left_out)
+    files = image_files(options.images)
     options.model = options.model or MODELS[options.library]
     tower = TOWERS[options.library](options)
     settings = {
@@ -296,8 +294,6 @@ def run(options: argparse.Namespace) -> int:
     )
     skipped = embed_all(tower, left, output, options)
     count = output.finish(skipped)
-    for line in left_out:
-        print(f"left out: {line}", file=sys.stderr)
     for name, why in skipped.items():
         print(f"skipped, not readable as an image: {name}: {why}", file=sys.stderr)
     if not count:

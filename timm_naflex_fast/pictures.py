@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,11 +11,6 @@ if TYPE_CHECKING:
 INPUTS = ("patches", "patch_coord", "patch_valid")
 CHANNELS_FIRST = "channel, y, x"
 NEEDED = ("patch_size", "patch_order", "channels", "mean", "std", "interpolation", "max_seq_len")
-
-SCALED = "with 16 or 32 bits per pixel, scaled to 8 bits"
-TURNED = "turned upright, as their EXIF data say"
-FRAMES = "with further frames, of which the first is taken"
-EXIF_ORIENTATION = 0x0112
 
 
 def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[str, Tensor]":
@@ -37,8 +33,8 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
 
     Raises:
         TypeError: ``pictures`` is no sequence of PIL images.
-        ValueError: no picture, infinity or NaN in one; or settings that are missing, as in a file
-            for plain images, or name another number of channels than 1 and 3.
+        ValueError: no picture, or one whose numbers are neither 8 nor 16 bits; or settings that are
+            missing, as in a file for plain images, or name another number of channels than 1 and 3.
 
     Source: ``timm.data.create_transform`` and ``timm.data.naflex_dataset.NaFlexCollator``.
 
@@ -63,8 +59,8 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
     samples = []
     for picture in pictures:
         # timm's transform would take a photo as the camera lay, and 16 bits as white.
-        converted, _ = convert(picture, colours)
-        samples.append((transform(converted), 0))  # the collator wants a label
+        patches = transform(convert(picture, colours))
+        samples.append((patches, 0))  # the collator wants a label
     batch, _ = NaFlexCollator(int(settings["max_seq_len"]))(samples)
     return {name: batch[name] for name in INPUTS}
 
@@ -89,69 +85,40 @@ def _transform(settings: Mapping[str, str]) -> Any:
     )
 
 
-def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
-    """A PIL image in 8 bits, upright, and what had to be done: of ``SCALED``, ``TURNED``, ``FRAMES``.
+def convert(image: Any, colours: str) -> Any:
+    """A PIL image in 8 bits and upright, as its EXIF data say.
 
     Pillow alone would make numbers beyond 255 white, and leave a photo as the camera lay. All else
-    is Pillow's own conversion: it drops an alpha channel.
+    is Pillow's own: it takes the first of several frames, and drops an alpha channel.
 
     Args:
         image: as ``Image.open`` gives it.
         colours: Pillow's mode of the result, "L" or "RGB".
 
     Raises:
-        ValueError: infinity or NaN among its numbers.
+        ValueError: its numbers are neither 8 nor 16 bits.
     """
     from PIL import ImageOps
 
-    done = []
-    # Asked before the picture is decoded: to look for more of them moves to the next.
-    if getattr(image, "is_animated", False):
-        done.append(FRAMES)
     image.load()  # first: while it decodes a TIFF, Pillow turns it itself
-    if orientation(image) in range(2, 9):
+    # Damaged EXIF data raise anything, and say nothing of the picture.
+    with suppress(Exception):
         image = ImageOps.exif_transpose(image)
-        done.append(TURNED)
     if image.mode.startswith(("F", "I")):
         image = _scaled(image)
-        done.append(SCALED)
-    return image.convert(colours), done
-
-
-def orientation(image: Any) -> int:
-    """How the picture lies, as EXIF numbers it; 1 is upright."""
-    from PIL.Image import Image
-
-    try:
-        # The method of Pillow's PNG images would decode one to look for EXIF data.
-        return Image.getexif(image).get(EXIF_ORIENTATION, 1)
-    except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
-        return 1
+    return image.convert(colours)
 
 
 def _scaled(image: Any) -> Any:
-    """A gray image of 16 or 32 bits, integers or floats, in 8 bits.
-
-    0 becomes black; 65535 becomes white, or 1.0 where the numbers are floats, or 255 where they are
-    integers of 32 bits and none is larger. Where a number lies outside, the picture's smallest
-    number becomes black and its largest white.
-    """
+    """A gray image of 16 bits in 8: 65535 becomes white."""
     import numpy as np
     from PIL import Image
 
-    values = np.asarray(image).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError("it holds infinity or NaN")
-    black = 0.0
-    white = 1.0 if image.mode == "F" else 65535.0
-    if image.mode == "I" and values.max() <= 255:  # 8 bits in a wider array
-        white = 255.0
-    if values.min() < black or values.max() > white:
-        black = values.min()
-        white = max(values.max(), black + 1e-6)  # all numbers may be the same one
-    # From black to white, 0 to 255.
-    shares = (values - black) / (white - black)
-    return Image.fromarray(np.round(255 * shares).astype(np.uint8))
+    # Releases of Pillow before 11 hold 16 bits in 32.
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise ValueError("its numbers are neither 8 nor 16 bits")
+    return Image.fromarray(np.round(values / 257).astype(np.uint8))
 
 
 def patch_transform(channels_last: bool, **settings: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import siglip2_embed
 import timm
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
@@ -17,7 +17,6 @@ from tests.support import tiny_siglip, tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources
 from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.pictures import EXIF_ORIENTATION
 
 PHOTOS = ["a.jpg", "b.png", "d.webp", "more/c.jpg"]
 
@@ -52,7 +51,7 @@ def read(out):
 def pooled_by_timm(photos, dtype):
     """Unpatched timm, one image at a time, in the order of the paths."""
     model = load_model(tiny_siglip.NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
-    folder = NaFlexImages(image_sources(photos, []), model, max_seq_len=36, batch_size=1)
+    folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=1)
     with torch.inference_mode():
         return torch.cat(
             [model(batch | {"patches": batch["patches"].to(dtype)}) for batch, _ in folder]
@@ -65,7 +64,7 @@ def pooled_by_timm(photos, dtype):
 )
 def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = 6  # lies on its left side
+    exif[ExifTags.Base.Orientation] = 6  # lies on its left side
     Image.open(photos / "a.jpg").save(photos / "a.jpg", exif=exif)
     assert embed("--workers", workers, "--dtype", dtype) == 0
     assert "4 embeddings, 0 images skipped" in capsys.readouterr().out

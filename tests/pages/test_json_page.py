@@ -17,17 +17,6 @@ SMALL = ["--model", tiny_siglip.NAME, "--random-weights"]
 OPEN = {"facts", "metadata"}
 # Named on the page, and not in these files: fields of other options, and names of values.
 ABSENT = {
-    "bench": {
-        "--compile",
-        "stock",
-        "counted",
-        "graphs",
-        "breaks",
-        "graphs after the first batch",
-        "first steps",
-        "first steps, s",
-    },
-    "drift": {"--against", "null", "stock"},
     "export": {"--out", "null"},
 }
 
@@ -53,22 +42,11 @@ def keys_of(found):
     return keys
 
 
-def drift(photos):
-    pytest.importorskip("transformers")
-    options = ["--images", str(photos), "--max-seq-len", "9"]
-    return ["drift", *SMALL, *options, "--against", "transformers"]
-
-
-def bench(photos):
-    lengths = ["--max-seq-len", "9", "--batch-size", "1", "--rounds", "1", "--phase", "infer"]
-    return ["bench", *SMALL, *lengths]
-
-
 def export(photos):
     return ["export", *SMALL, "--out", str(photos.with_name("m.pt2"))]
 
 
-@pytest.mark.parametrize("command", [drift, bench, export])
+@pytest.mark.parametrize("command", [export])
 def test_the_page_names_every_field(command, photos, tmp_path):
     assert main([*command(photos), "--json", str(tmp_path / "found.json")]) < 2
 

@@ -9,7 +9,6 @@ import whole_models
 from racing import Race, Timed
 
 from timm_naflex_fast import status
-from timm_naflex_fast.commands.measure.bench.model import Steps
 from timm_naflex_fast.commands.measure.models import load_model
 
 
@@ -45,11 +44,11 @@ def test_the_share_of_the_embeddings_has_their_forward_and_backward(monkeypatch)
     model, _ = load_model("naflexvit_base_patch16_gap", random_weights=True, **small)
     ticks = iter(range(1000))
     monkeypatch.setattr(whole_models, "now", lambda: next(ticks))
-    steps = Steps(model, [whole_models.WORKLOADS["siglip"]], 1, "float32", "train")
     with ExitStack() as stack:
-        (row,) = racing.run(whole_models.race(steps, ["stock"], stack), 1)
+        race = whole_models.race(model, "siglip", [(8, 9)], "train", ["stock"], stack)
+        (row,) = racing.run(race, 2)
     # Start, embeddings in and out, their gradient known, end of the backward, end of the step.
-    assert next(ticks) == 12  # of a warm-up and a round
+    assert next(ticks) == 18  # of a warm-up and two rounds
     assert row["about"]["embeds_share"] == {"stock": 2 / 5}
 
 

@@ -21,9 +21,7 @@ def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
         file.write(b"no image")
     damaged = ("bad.tif", Mock(side_effect=TypeError))  # as some TIFFs do
     skipped = []
-    found = list(
-        read([damaged, *image_sources(tmp_path, skipped)], lambda image: image.size, skipped)
-    )
+    found = list(read([damaged, *image_sources(tmp_path)], lambda image: image.size, skipped))
     assert found == [("good.png", (40, 30))]
     names = [line.split(":")[0] for line in skipped]
     assert names == ["bad.tif", "a\\n\\x1b[2J\\udcff.png"]
@@ -31,7 +29,7 @@ def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
 
 def test_images_have_the_models_channels(photos):
     gray = small_vit(patch_size=8, in_chans=1)
-    batches = NaFlexImages(image_sources(photos, []), gray, max_seq_len=12, batch_size=3)
+    batches = NaFlexImages(image_sources(photos), gray, max_seq_len=12, batch_size=3)
     shapes = [inputs["patches"].shape for inputs, _ in batches]
     assert shapes == [(3, 12, 64), (1, 12, 64)] and len(batches) == 2
 

@@ -79,7 +79,7 @@ def compare(
     with progress(f"comparing with {options.against}", len(mistakes_of(model))) as bar:
         found = against_transformers(
             model,
-            [picture for _, (picture, _) in islice(pictures, MOST)],
+            [picture for _, picture in islice(pictures, MOST)],
             folder=folder,
             contenders=options.modes or STRATEGY_NAMES,
             max_seq_len=options.max_seq_len,

@@ -1,22 +1,26 @@
 """``naflex-fast bench``: its options, and the way from races to tables and files."""
 
 import argparse
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from ...patching.choices import MODES
-from ..measure.bench.workloads import Workload, fit, siglip_workload
+from ...text_table import table
 from ..measure.contenders import BASELINE
-from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import positive, printable, provenance
-from .checks import announce, announce_skipped, check_model_options, keep_name
+from ..measure.output import number, positive, provenance
+from .checks import announce, check_model_options, keep_name
 
 PHASES = ("train", "infer")
+HEADINGS = {
+    "median_ms": "median ms",
+    "first_quartile_ms": "first quartile",
+    "third_quartile_ms": "third quartile",
+    "times_faster": f"times faster than {BASELINE}",
+}
+TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add = parser.add_argument
-    add(
-        "--sizes-from",
-        metavar="DIR",
-        help="grids of a folder's images, of which only the headers are read; default: of images "
-        "with aspect ratios from 1:3 to 3:1",
-    )
     add(
         "--max-seq-len",
         dest="lengths",
@@ -69,14 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keep_name(parser, "--contenders", modes)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(
-        "--rounds",
-        type=positive,
-        default=10,
-        metavar="R",
-        help="timed steps of each; with --compile first steps, and as many later ones, of each "
-        "length; default: 10",
-    )
-    add(
         "--compile",
         action="store_true",
         help="count the graphs that torch.compile makes of the model, and time them",
@@ -96,39 +86,31 @@ def bench(options: argparse.Namespace) -> int:
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    sizes = _read_sizes(options.sizes_from) if options.sizes_from else []
     announce(f"loading {options.model} ...")
     model = _load(options)
 
-    from ..measure.bench.model import Steps, race_compiled, race_eager
-    from ..measure.bench.race import HOW_TO_READ, print_race
-
-    workloads = _workloads(options, sizes, model.embeds.patch_size[0])
-    # A compiled model meets all of them in turn, an eager one has a race for each.
-    race = race_eager
-    together = [[workload] for workload in workloads]
+    # A compiled model meets all lengths in turn, an eager one has a race for each.
+    together = [[length] for length in options.lengths]
     if options.compile:
-        race = race_compiled
-        together = [workloads]
+        together = [options.lengths]
     rows: list[dict[str, Any]] = []
     made = provenance(options.command)
-    for some, phase in product(together, options.phases):
-        steps = Steps(model, some, options.batch_size, options.dtype, phase)
-        found = race(steps, options.modes, options.rounds)
-        print_race(found)
-        rows += found
+    for lengths, phase in product(together, options.phases):
+        facts = {
+            "model": options.model,
+            "workload": " ".join(f"siglip-{length}" for length in lengths),
+            "phase": phase,
+            "batch": options.batch_size,
+            "dtype": options.dtype,
+            "device": options.device,
+        }
+        found = _race(model, lengths, phase, options)
+        print(TITLE.format(**facts))
+        _print(found)
+        rows += [{**facts, "contender": mode, **figures} for mode, figures in found.items()]
         # Whatever stops the next race, these are kept.
         options.figures.update(made, rows=rows)
-    print(HOW_TO_READ)
     return 0
-
-
-def _read_sizes(folder: str) -> list[tuple[int, int]]:
-    """The sizes (height, width) in the headers of a folder's images; says which has none."""
-    skipped: list[str] = []
-    sizes = [found for _, found in read(image_sources(folder, skipped), size, skipped)]
-    announce_skipped(skipped)
-    return sizes
 
 
 def _load(options: argparse.Namespace) -> Any:
@@ -143,17 +125,37 @@ def _load(options: argparse.Namespace) -> Any:
     return model.to(options.device)
 
 
-def _workloads(
-    options: argparse.Namespace, sizes: Sequence[tuple[int, int]], patch_size: int
-) -> list[Workload]:
-    """The grids of each length: of a folder's images, or of random ones."""
-    if not sizes:
-        return [siglip_workload(length) for length in options.lengths]
-    folder = printable(Path(options.sizes_from).resolve().name)
-    found = []
-    for length in options.lengths:
-        # A list, not a set: a grid that many images have is drawn as often.
-        grids = [fit(height, width, length, patch_size) for height, width in sizes]
-        draw = partial(random.Random.choice, seq=grids)
-        found.append(Workload(f"{folder}-{length}", draw, length))
+def _race(
+    model: Any, lengths: Sequence[int], phase: str, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """The figures of each mode in one phase."""
+    from ..measure.bench import model as whole
+
+    step = whole.make_step(model, options.dtype, phase)
+    random_batches = partial(whole.random_batches, model, lengths, options.batch_size)
+    found = {}
+    if options.compile:
+        batches = random_batches(2 * whole.ROUNDS)
+        for mode in options.modes:
+            announce(f"compiling {mode} ...")
+            found[mode] = whole.time_compiled(model, step, batches, mode)
+    else:
+        (batch,) = random_batches(1)
+        found = whole.race_eager(model, step, batch, options.modes)
+    if BASELINE in found:
+        timms = found[BASELINE]["median_ms"]
+        for figures in found.values():
+            figures["times_faster"] = timms / figures["median_ms"]
     return found
+
+
+def _print(found: Mapping[str, Mapping[str, float]]) -> None:
+    """Print the figures of each mode."""
+    lines = []
+    for mode, figures in found.items():
+        line = {"mode": mode}
+        for key, value in figures.items():
+            heading = HEADINGS.get(key, key)
+            line[heading] = f"{value:,}" if isinstance(value, int) else number(value)
+        lines.append(line)
+    print(table(lines), end="\n\n", flush=True)

@@ -1,6 +1,8 @@
 """``naflex-fast drift``: its options, and the way from them to a report."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,8 @@ def drift(options: argparse.Namespace) -> int:
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    left_out: list[str] = []
     if options.images:
-        sources = images.image_sources(options.images, left_out)
+        sources = images.image_sources(options.images)
         check_readable(sources)
         source = f"folder {printable(Path(options.images).resolve().name)}"
     else:
@@ -86,15 +87,11 @@ def drift(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
         dtype=options.dtype,
     )
+    skipped: list[str] = []
     batches = images.NaFlexImages(
-        sources,
-        model,
-        options.max_seq_len,
-        options.batch_size,
-        options.interpolation,
-        left_out,
+        sources, model, options.max_seq_len, options.batch_size, options.interpolation, skipped
     )
-    measure_and_show(model, batches, options, weights, source)
+    measure_and_show(model, batches, options, weights, source, skipped)
     if not options.against:
         return 0
     compared = against.compare(model, sources, options, weights)
@@ -129,6 +126,7 @@ def measure_and_show(
     options: argparse.Namespace,
     weights: str,
     source: str,
+    skipped: Sequence[str] = (),
 ) -> None:
     """Measure ``batches`` under checked options; print the result, and write what was asked for.
 
@@ -138,36 +136,35 @@ def measure_and_show(
         options: of the command.
         weights: in words, which weights the model holds.
         source: in words, where the images come from.
+        skipped: when all batches were read, the images that could not be.
     """
-    from ..measure.drift.report import Report, write
+    from ..measure.drift.report import headline, rows, write
     from ..measure.drift.survey import survey
 
-    names = options.modes
-    if names is None:
+    modes = options.modes
+    if modes is None:
         # A report compares with timm's own settings too; who only looks need not wait for them.
-        names = CONTENDERS if options.out else STRATEGY_NAMES
+        modes = CONTENDERS if options.out else STRATEGY_NAMES
     with progress("measuring", len(batches)) as bar:
-        found = survey(model, batches, names, advance=bar.update)
-    # Of batches that are no folder's images (a list of tensors), nothing was skipped or changed.
-    skipped = getattr(batches, "skipped", [])
-    facts = _facts(model, options, f"{found.images:,} ({source})")
-    facts |= getattr(batches, "facts", {})
-    report = Report(
-        survey=found,
-        model=options.model,
-        weights=weights,
-        facts=facts,
-        made=provenance(options.command),
-        skipped=skipped,
-    )
+        found = survey(model, batches, modes, advance=bar.update)
     announce_skipped(skipped)
-    if images.CONVERTED in facts:
-        announce(f"{images.CONVERTED}: {facts[images.CONVERTED]}")
-    _print(report)
+    answer = headline(found)
+    print(f"Drift from timm's result: {options.model}; weights: {weights}")
+    print(table(rows(found)))
+    print(answer)
+    record = {
+        "survey": asdict(found),
+        "model": options.model,
+        "weights": weights,
+        "facts": _facts(model, options, f"{found.images:,} ({source})"),
+        "made": provenance(options.command),
+        "skipped": [*skipped],
+        "headline": answer,
+    }
     # What is asked for in files comes last: a disk that is full leaves the table on the screen.
-    options.figures.update(report.as_json())
+    options.figures.update(record)
     if options.out:
-        files = write(report, options.out)
+        files = write(found, record, options.out)
         print(f"written: {', '.join(map(printable, files))}")
 
 
@@ -182,17 +179,5 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
         "images": images,
         "sequence length": f"{options.max_seq_len} patches at most",
         "the model's own resampling (its settings)": ", ".join(settings),
-        "counts as rounding (a limit, for each token)": ROUNDING.format(dtype=options.dtype),
+        "counts as rounding": ROUNDING.format(dtype=options.dtype),
     }
-
-
-def _print(report: Any) -> None:
-    """Print a survey's table, and what follows from it."""
-    from ..measure.drift.report import headline, rows
-
-    print(
-        f"Drift from timm's own result: {report.model}; weights: {report.weights}; "
-        f"{report.survey.images:,} images"
-    )
-    print(table(rows(report.survey)))
-    print(headline(report.survey))

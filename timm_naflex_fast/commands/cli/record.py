@@ -54,7 +54,7 @@ def record(options: argparse.Namespace) -> int:
     check(options, out)
     skipped: list[str] = []
     if options.images:
-        sources = images.image_sources(options.images, skipped)
+        sources = images.image_sources(options.images)
         check_readable(sources)
     else:
         sources = images.photos()[::DEFAULT]
@@ -73,7 +73,7 @@ def record(options: argparse.Namespace) -> int:
     source = _source(options, model)
     names = []
     pictures = []
-    for name, (picture, _) in images.read(sources, partial(convert, colours="RGB"), skipped):
+    for name, picture in images.read(sources, partial(convert, colours="RGB"), skipped):
         names.append(name)
         pictures.append(picture)
     announce_skipped(skipped)

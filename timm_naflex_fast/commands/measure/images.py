@@ -1,7 +1,5 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
-import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +8,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ...pictures import convert, orientation, patch_transform
+from ...pictures import convert, patch_transform
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
@@ -22,53 +20,29 @@ PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immu
 ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
 PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to 1:3, 2:3, 1:1, 3:2, 3:1"
 
-CONVERTED = "Images changed before timm's transforms"
-SIDEWAYS = (5, 6, 7, 8)  # the orientations with which height and width change places
 
-
-def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
+def image_files(folder: str | Path) -> list[Path]:
     """The image files under ``folder``, in the order of their paths.
-
-    Folders that cannot be read, links to folders and what is no regular file, such as a named pipe,
-    go to ``skipped``, each with the reason.
 
     Raises:
         ValueError: not a folder, or no image in it.
     """
     found = []
-    # Of a folder that cannot be read, os.walk says so only if it is given somebody to tell.
-    for place, folders, names in os.walk(folder, onerror=lambda no: skipped.append(printable(no))):
-        for name in folders:
-            path = Path(place, name)
-            if path.is_symlink():
-                skipped.append(printable(f"{path}: a link to a folder is not followed"))
-        for name in names:
-            path = Path(place, name)
-            if not name.lower().endswith(SUFFIXES):
-                continue
-            # A link that leads nowhere is an error that its reader gets, but whoever opens a named
-            # pipe waits.
-            if os.path.exists(path) and not os.path.isfile(path):
-                skipped.append(printable(f"{path}: not a regular file"))
-            else:
-                found.append(path)
+    for path in Path(folder).rglob("*"):
+        # Whoever opens a named pipe waits.
+        if path.suffix.lower() in SUFFIXES and not path.is_fifo():
+            found.append(path)
     if not found:
-        reasons = "".join(f"; {line}" for line in skipped)
-        raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)}){reasons}")
+        raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)})")
     return sorted(found)
 
 
-def image_sources(folder: str | Path, skipped: list[str] | None = None) -> list[Source]:
-    """Name (path inside the folder) and opener of each image under ``folder``.
-
-    What :func:`image_files` leaves out goes to ``skipped``; errors as there.
-    """
+def image_sources(folder: str | Path) -> list[Source]:
+    """Name (path inside the folder) and opener of each of :func:`image_files`."""
     from PIL import Image
 
-    if skipped is None:
-        skipped = []
     sources: list[Source] = []
-    for path in image_files(folder, skipped):
+    for path in image_files(folder):
         name = printable(path.relative_to(folder))
         sources.append((name, partial(Image.open, path)))
     return sources
@@ -79,7 +53,7 @@ def read(
 ) -> Iterator[tuple[str, Any]]:
     """Name and ``use(image)`` of each image that can be read.
 
-    The others go to ``skipped``, each with the reason, and once however often they are read.
+    The others go to ``skipped``, each with the reason.
 
     Raises:
         ValueError: none can be read.
@@ -91,27 +65,12 @@ def read(
                 result = use(image)
         except Exception as error:  # a damaged file can raise anything in its decoder
             reason = str(error) or type(error).__name__
-            line = printable(f"{name}: {reason}")
-            if line not in skipped:
-                skipped.append(line)
+            skipped.append(printable(f"{name}: {reason}"))
         else:
             found = True
             yield name, result
     if not found:
         raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
-
-
-def size(image: Any) -> tuple[int, int]:
-    """Height and width of a PIL image as it is shown, from its header: no pixel is decoded.
-
-    A TIFF that lies on its side is decoded: whether Pillow turns it then, and which size it gives
-    before, depends on the release. EXIF data behind the pixels of a PNG are not seen.
-    """
-    if image.format == "TIFF" and orientation(image) in SIDEWAYS:
-        image.load()  # which may turn it
-    if orientation(image) in SIDEWAYS:
-        return image.width, image.height
-    return image.height, image.width
 
 
 @dataclass
@@ -124,8 +83,7 @@ class NaFlexImages:
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
         interpolation: filter of the resize, in place of the data configuration's.
-        skipped: what :func:`image_files` left out, and the images that cannot be decoded.
-        converted: how many images :func:`convert` changed, and how; of the last pass.
+        skipped: the images that could not be read, each with the reason.
     """
 
     sources: Sequence[Source]
@@ -134,7 +92,6 @@ class NaFlexImages:
     batch_size: int = 16
     interpolation: str | None = None
     skipped: list[str] = field(default_factory=list)
-    converted: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return -(-len(self.sources) // self.batch_size)
@@ -143,43 +100,19 @@ class NaFlexImages:
         """Batches in order, with a list of "names".
 
         Raises:
-            ValueError: none could be decoded; or as :func:`eval_transform`.
+            ValueError: none could be read; or as :func:`eval_transform`.
         """
         from timm.data.naflex_dataset import NaFlexCollator
 
         collate = NaFlexCollator(max_seq_len=self.max_seq_len)
         prepare = eval_transform(self.model, self.max_seq_len, self.interpolation)
         colours = "L" if self.model.embeds.in_chans == 1 else "RGB"
-
-        def use(image: Any) -> tuple[Any, list[str]]:
-            converted, done = convert(image, colours)
-            return prepare(converted), done
-
-        # A report goes through the pictures twice; each pass counts anew.
-        self.converted.clear()
-        for group in _grouped(read(self.sources, use, self.skipped), self.batch_size):
-            names = []
-            samples = []
-            for name, (sample, done) in group:
-                names.append(name)
-                samples.append((sample, 0))  # timm's collator wants a label
-                self.converted.update(done)
-            batch, _ = collate(samples)
-            yield batch | {"names": names}, None
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What a report says of them besides: {label: text}; nothing where nothing was changed."""
-        if not self.converted:
-            return {}
-        counts = [f"{count:,} {what}" for what, count in sorted(self.converted.items())]
-        return {CONVERTED: "; ".join(counts)}
-
-
-def _grouped(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """The items in lists of ``size``; the last list may be shorter."""
-    remaining = iter(items)
-    return iter(lambda: list(islice(remaining, size)), [])  # until none is left
+        images = read(self.sources, lambda image: prepare(convert(image, colours)), self.skipped)
+        while group := list(islice(images, self.batch_size)):
+            names, samples = zip(*group)
+            labelled = [(sample, 0) for sample in samples]  # timm's collator wants a label
+            batch, _ = collate(labelled)
+            yield batch | {"names": [*names]}, None
 
 
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:

@@ -7,21 +7,23 @@ from timm.data.naflex_dataset import NaFlexCollator
 import timm_naflex_fast
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.bench import model as of_model
-from timm_naflex_fast.commands.measure.bench.workloads import coordinates, siglip_workload
+from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.models import load_model
 
-WORKLOAD = siglip_workload(64)
+ROUNDS = 3
 
 
 @pytest.fixture
-def tiny():
+def tiny(monkeypatch):
+    monkeypatch.setattr(of_model, "ROUNDS", ROUNDS)
     small = dict(embed_dim=32, depth=1, num_heads=2, num_classes=1000)
     return load_model("naflexvit_base_patch16_gap", random_weights=True, **small)[0]
 
 
-def measure(model, *names, dtype="float32", phase="infer", rounds=1):
-    steps = of_model.Steps(model, [WORKLOAD], 2, dtype, phase)
-    return of_model.race_eager(steps, names, rounds)
+def measure(model, *names, dtype="float32", phase="infer"):
+    step = of_model.make_step(model, dtype, phase)
+    (batch,) = of_model.random_batches(model, [64], 2, 1)
+    return of_model.race_eager(model, step, batch, names)
 
 
 @ran("matmul")
@@ -36,8 +38,7 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
 
     tiny.embeds.forward = watched
     before = tiny.embeds.pos_embed.detach().clone()
-    rows = measure(tiny, "stock", "matmul", phase=phase, rounds=3)
-    assert [(row["contender"], row["rounds"]) for row in rows] == [("stock", 3), ("matmul", 3)]
+    assert [*measure(tiny, "stock", "matmul", phase=phase)] == ["stock", "matmul"]
     assert len(seen) == 8  # a warm-up and three rounds of each
     ours = [len(models) for models in seen]  # stock runs with nothing patched
     rounds = [tuple(ours[place : place + 2]) for place in range(0, 8, 2)]
@@ -49,15 +50,15 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
 
 @ran("matmul")
 @pytest.mark.parametrize("phase", ["train", "infer"])
-def test_a_model_that_pools_nothing_is_timed_too(phase):
+def test_a_model_that_pools_nothing_is_timed_too(phase, monkeypatch):
+    monkeypatch.setattr(of_model, "ROUNDS", 2)
     small = dict(embed_dim=32, depth=1, num_heads=2, global_pool="")
     model, _ = load_model("naflexvit_base_patch16_gap", random_weights=True, **small)
-    rows = measure(model, "stock", "matmul", phase=phase)
-    assert [row["contender"] for row in rows] == ["stock", "matmul"]
+    assert measure(model, "stock", "matmul", phase=phase)["matmul"]["median_ms"] > 0
 
 
 def test_the_batch_is_what_timms_collator_makes(tiny):
-    grids = WORKLOAD.grids(3)
+    grids = [(8, 8), (5, 9), (10, 3)]
     coords = [coordinates([grid])[0] for grid in grids]
     samples = []
     for coord in coords:
@@ -79,13 +80,28 @@ def test_bfloat16_runs_under_autocast(tiny):
     )
     measure(tiny, "stock", dtype="bfloat16")
     measure(tiny, "stock", dtype="float32")
-    assert autocast == [True, True, False, False]
+    assert autocast == [True] * (ROUNDS + 1) + [False] * (ROUNDS + 1)
 
 
-def test_a_compiled_model_meets_each_workload_in_turn_and_no_batch_twice(tiny):
-    workloads = [WORKLOAD, siglip_workload(16)]
-    steps = of_model.Steps(tiny, workloads, 2, "float32", "infer")
-    batches = of_model._different_batches(steps, 2)
-    got = [(batch["patch_coord"].amax(1) + 1).tolist() for batch in batches]
-    long, short = ([[*grid] for grid in workload.grids(4)] for workload in workloads)
-    assert got == [long[:2], short[:2], long[2:], short[2:]]
+def test_each_round_has_a_batch_of_each_length_and_no_batch_comes_twice(tiny):
+    batches = of_model.random_batches(tiny, [64, 16], 2, 2)
+    assert [batch["patch_valid"].shape[1] for batch in batches] == [64, 16, 64, 16]
+    first, _, later, _ = [batch["patch_coord"].tolist() for batch in batches]
+    assert first != later
+
+
+def test_the_quartiles_of_some_times():
+    assert of_model.quartiles([1.0, 5.0, 4.0, 2.0, 3.0]) == {
+        "median_ms": 3000,
+        "first_quartile_ms": 2000,
+        "third_quartile_ms": 4000,
+    }
+
+
+def test_a_compiled_step_counts_as_the_mean_of_its_round(tiny, monkeypatch):
+    counts = {"graphs": 2, "breaks": 0, "graphs after the first batch": 1}
+    seconds = [9.0] * 6 + [1.0, 3.0, 2.0, 4.0, 3.0, 5.0]  # of two lengths, in three rounds each
+    monkeypatch.setattr(of_model, "count_graphs", lambda *_, **__: (counts, seconds))
+    found = of_model.time_compiled(tiny, None, [], "stock")
+    assert (found["first_quartile_ms"], found["median_ms"]) == (2500, 3000)
+    assert (found["first steps"], found["first steps, s"]) == (6, 54)

@@ -1,5 +1,7 @@
 """What the drift report measures: on tensors with known answers, with contenders inside a model."""
 
+import math
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from tests.support.oracles import embed, small_vit, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.contenders import CONTENDERS, use
 from timm_naflex_fast.commands.measure.drift.report import cells
-from timm_naflex_fast.commands.measure.drift.survey import survey
+from timm_naflex_fast.commands.measure.drift.survey import TIE, same_nearest, survey
 
 
 @ran("matmul")
@@ -33,7 +35,8 @@ def test_what_is_exact_and_what_is_not(measured):
     timms = measured.drift["stock"]
     assert timms == measured.drift["interpolate_cached"]
     assert timms.embed_max_abs == timms.pooled_cosine_distance == 0
-    assert timms.agreement == 1
+    assert timms.agreement == timms.neighbours == 1
+    assert measured.drift["matmul"].neighbours == 1
 
 
 def test_each_grid_has_its_own_figures(measured):
@@ -50,7 +53,7 @@ def test_the_tables_own_grid_is_not_resampled(kind):
 
 
 @ran("matmul")
-@pytest.mark.parametrize(("classes", "last"), [(5, "same class"), (0, "output, cosine distance")])
+@pytest.mark.parametrize(("classes", "last"), [(5, "same class"), (0, "same nearest image")])
 def test_without_labels_or_classes_there_are_no_columns_of_them(classes, last):
     model = small_vit()
     model.reset_classifier(classes)
@@ -65,7 +68,7 @@ def test_of_a_model_that_pools_nothing_the_last_tokens_are_compared():
     inputs = (batch["patches"], batch["patch_coord"], batch["patch_valid"])
     found = survey(model, [(batch, None)], ["grid_sample", "matmul"]).drift
     moved = found["grid_sample"]
-    assert moved.agreement is None
+    assert moved.agreement is None and moved.neighbours is None
     assert found["stock"].pooled_cosine_distance == 0
     assert 0 < found["matmul"].pooled_cosine_distance < 1e-10
 
@@ -80,6 +83,37 @@ def test_of_a_model_that_pools_nothing_the_last_tokens_are_compared():
         rows = [tokens[-count:][valid].flatten() for tokens in (one, other)]
         images.append(1 - torch.nn.functional.cosine_similarity(*rows, dim=0))
     assert moved.pooled_cosine_distance == pytest.approx(torch.stack(images).mean().item())
+
+
+def on_a_circle(*angles):
+    angles = torch.tensor(angles, dtype=torch.float64)
+    return torch.stack([angles.cos(), angles.sin()], -1)
+
+
+@pytest.mark.parametrize(("lost", "share"), [(0.5 * TIE, 1), (2 * TIE, 2 / 3)])
+def test_a_neighbour_is_another_where_timm_finds_it_less_similar_than_its_best(lost, share):
+    # Seen from the first image, the second is the nearest to timm, and the third to the other.
+    farther = math.acos(math.cos(0.5) - lost)
+    timms = on_a_circle(0, 0.5, -farther)
+    ours = on_a_circle(0, 0.6, -0.5)
+    assert same_nearest(timms, timms).all()
+    assert same_nearest(ours, timms).double().mean() == pytest.approx(share)
+
+
+def test_nearest_of_more_images_than_are_compared_at_once():
+    timms = torch.nn.functional.normalize(torch.randn(1500, 3, dtype=torch.float64), dim=-1)
+    ours = torch.nn.functional.normalize(timms + 0.02 * torch.randn(1500, 3), dim=-1)
+    similar = (timms @ timms.t()).fill_diagonal_(-2)
+    found = (ours @ ours.t()).fill_diagonal_(-2).argmax(-1)
+    lost = similar.amax(-1) - similar.gather(1, found[:, None])[:, 0]
+    assert torch.equal(same_nearest(ours, timms), lost <= TIE)
+    assert 0.1 < same_nearest(ours, timms).double().mean() < 0.9
+
+
+@ran("matmul")
+def test_of_two_images_none_has_a_choice():
+    found = survey(table_model(), [(vit_batch(GRIDS[:2]), None)], ["matmul"])
+    assert found.drift["stock"].neighbours is None
 
 
 @ran("grid_sample")

@@ -1,1 +1,1 @@
-"""Timing the strategies against timm, its alternatives and the floor of memory traffic."""
+"""How long a step of a whole model takes in each mode, eager and compiled."""

@@ -10,121 +10,90 @@ than float32 runs under autocast.
 """
 
 import math
+import random
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark.utils.timer import timer as now
 
 from ....patching.choices import Mode
 from ....patching.install import enable
 from ..contenders import BASELINE
 from ..output import progress
-from .race import WARMUPS, Row, now, rows, turns
-from .workloads import Grid, Workload, coordinates
+from .workloads import Grid, coordinates, siglip_grids
 
 BACKEND = "inductor"
-Step = Callable[[Any, dict[str, Tensor]], None]  # see ``make_step``
+ROUNDS = 10
+Batch = dict[str, Tensor]
+Figures = dict[str, float]
+Step = Callable[[Any, Batch], None]  # see ``make_step``
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Steps of one model on batches of one kind.
+def race_eager(model: Any, step: Step, batch: Batch, modes: Sequence[str]) -> dict[str, Figures]:
+    """Time ``ROUNDS`` steps in each mode, all on one batch.
 
-    Attributes:
-        model: a NaFlexVit.
-        workloads: the grids of the batches; several are for compiled models, which meet them in
-            turn.
-        batch: images in a batch.
-        dtype: of autocast; "float32": without.
-        phase: "train" or "infer".
+    The modes take turns, so that a slow spell of the machine falls on all of them. One round before
+    does not count.
     """
-
-    model: Any
-    workloads: Sequence[Workload]
-    batch: int
-    dtype: str
-    phase: str
-
-    def facts(self, suite: str, **about: Any) -> Row:
-        """What every row says of these steps; ``about`` adds to its further facts."""
-        about["device"] = next(self.model.parameters()).device.type
-        about["model"] = self.model.pretrained_cfg["architecture"]
-        return dict(
-            suite=suite,
-            workload=" ".join(workload.name for workload in self.workloads),
-            phase=self.phase,
-            batch=self.batch,
-            dtype=self.dtype,
-            about=about,
-        )
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
+    order = [*times]
+    with progress("timing", len(order) * (ROUNDS + 1)) as bar:
+        for _ in range(ROUNDS + 1):
+            # In a fixed order each would find the caches as the same predecessor left them.
+            order.reverse()
+            for mode in order:
+                with chosen(mode, model):
+                    start = now()
+                    step(model, batch)
+                    times[mode].append(now() - start)
+                bar.update()
+    return {mode: quartiles(seconds[1:]) for mode, seconds in times.items()}
 
 
-def race_eager(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row]:
-    """Time whole steps of the model, which is switched to a contender before each of them."""
-    model = steps.model
-    (workload,) = steps.workloads
-    # One batch for all: two times differ by the contender, and by noise.
-    batch = random_batch(model, workload.grids(steps.batch), workload.length)
-    step = make_step(model, steps.dtype, steps.phase)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    with progress("timing", len(times) * (WARMUPS + rounds)) as bar:
-        for turn, name in turns(times, rounds):
-            with chosen(name, model):
-                start = now()
-                step(model, batch)
-                seconds = now() - start
-            if turn >= 0:
-                times[name].append(seconds)
-            bar.update()
-    return rows(steps.facts("model"), times)
+def time_compiled(model: Any, step: Step, batches: Sequence[Batch], mode: str) -> Figures:
+    """Time the model as ``torch.compile`` makes it in one mode, and count its graphs.
 
-
-def race_compiled(steps: Steps, contenders: Sequence[str], rounds: int) -> list[Row]:
-    """What ``torch.compile`` makes of the model, whose batches have other grids each time.
-
-    It is compiled for each contender, which takes the first ``rounds``, compiling included, then as
-    many later ones. A round takes one batch of each workload, with other images every time. The
-    rows' times are of the later rounds: for one batch, the mean of a round's.
+    Args:
+        model: a NaFlexVit.
+        step: see :func:`make_step`.
+        batches: with other grids each time; see :func:`random_batches`. On the first half it is
+            compiled; the later steps are timed in ``ROUNDS`` rounds, each of which counts as the
+            mean of its steps.
+        mode: in which the model is compiled.
     """
     from torch._inductor.utils import fresh_inductor_cache
 
-    batches = _different_batches(steps, 2 * rounds)
-    step = make_step(steps.model, steps.dtype, steps.phase)
-    times = {}
-    counted = {}
-    with progress("timing", len(contenders)) as bar:
-        for name in contenders:
-            # What an earlier run has compiled would hide what compiling costs.
-            with chosen(name, steps.model), fresh_inductor_cache():
-                found = count_graphs(steps.model, batches, step, backend=BACKEND)
-            seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
-            first, later = seconds
-            times[name] = later.mean(1).tolist()
-            found["first steps"] = first.numel()
-            found["first steps, s"] = round(first.sum().item(), 2)
-            counted[name] = found
-            bar.update()
-    return rows(steps.facts("compiled", counted=counted), times)
+    # What an earlier run has compiled would hide what compiling costs.
+    with chosen(mode, model), fresh_inductor_cache():
+        counts, seconds = count_graphs(model, batches, step, backend=BACKEND)
+    first, later = torch.tensor(seconds).chunk(2)
+    return {
+        **quartiles(later.view(ROUNDS, -1).mean(1).tolist()),
+        **counts,
+        "first steps": len(first),
+        "first steps, s": round(first.sum().item(), 2),
+    }
 
 
-def _different_batches(steps: Steps, rounds: int) -> list[dict[str, Tensor]]:
-    """Round after round one batch of each workload, each with images that did not come before."""
-    batches = []
-    for number in range(rounds):
-        for workload in steps.workloads:
-            # A smaller batch begins a larger one, so the last images are new ones.
-            grids = workload.grids((number + 1) * steps.batch)[-steps.batch :]
-            batches.append(random_batch(steps.model, grids, workload.length))
-    return batches
+def quartiles(seconds: Sequence[float]) -> Figures:
+    """The median of some times, and between which half of them lie."""
+    first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return {
+        "median_ms": 1e3 * median,
+        "first_quartile_ms": 1e3 * first,
+        "third_quartile_ms": 1e3 * third,
+    }
 
 
 def count_graphs(
     model: Any, batches: Sequence[Any], step: Callable[..., Any], **options: Any
-) -> dict[str, Any]:
+) -> tuple[Figures, list[float]]:
     """Compile a model, and run ``step(compiled, batch)`` for each batch.
 
     Args:
@@ -135,7 +104,7 @@ def count_graphs(
 
     Returns:
         The numbers of "graphs", "breaks" (where TorchDynamo leaves the graph), "graphs after the
-        first batch"; and "seconds", a list: of each step.
+        first batch"; and the seconds of each step.
     """
     from torch._dynamo.utils import counters
 
@@ -150,23 +119,34 @@ def count_graphs(
         step(compiled, batch)
         seconds.append(now() - start)
         graphs.append(counters["stats"]["unique_graphs"])
-    return {
+    counts: Figures = {
         "graphs": graphs[-1],
         "breaks": sum(counters["graph_break"].values()),
         "graphs after the first batch": graphs[-1] - graphs[0],
-        "seconds": seconds,
     }
+    return counts, seconds
 
 
-def chosen(contender: str, model: Any) -> AbstractContextManager[Any]:
-    """Inside, the model computes as the contender does; "stock": with nothing replaced."""
+def chosen(mode: str, model: Any) -> AbstractContextManager[Any]:
+    """Inside, the model computes in this mode; "stock": with nothing replaced."""
     # timm's own time is that of timm alone: nothing of ours may be in place.
-    if contender == BASELINE:
+    if mode == BASELINE:
         return nullcontext()
-    return enable(cast(Mode, contender), model=model)
+    return enable(cast(Mode, mode), model=model)
 
 
-def random_batch(model: Any, grids: list[Grid], length: int = 0) -> dict[str, Tensor]:
+def random_batches(model: Any, lengths: Sequence[int], images: int, rounds: int) -> list[Batch]:
+    """In each round a batch of random images for each length, padded to it; no image comes twice."""
+    source = random.Random(0)
+    batches = []
+    for _, length in product(range(rounds), lengths):
+        draw = siglip_grids(length)
+        grids = [draw(source) for _ in range(images)]
+        batches.append(random_batch(model, grids, length))
+    return batches
+
+
+def random_batch(model: Any, grids: Sequence[Grid], length: int = 0) -> Batch:
     """Random images of these grids, as the model takes them.
 
     Args:
@@ -199,7 +179,7 @@ def make_step(model: Any, dtype: str, phase: str) -> Step:
     autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
     is_training = phase == "train"
 
-    def step(run: Any, batch: dict[str, Tensor]) -> None:
+    def step(run: Any, batch: Batch) -> None:
         with torch.inference_mode(not is_training), autocast():
             out = run(batch)
         if is_training:

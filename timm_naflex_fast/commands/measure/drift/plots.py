@@ -8,13 +8,12 @@ Tests: tests/commands/measure/drift/test_report.py.
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ..contenders import BASELINE
 from .survey import GridDrift
 
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
@@ -44,23 +43,17 @@ def curves(grids: Sequence[GridDrift], modes: Sequence[str]) -> Figure:
     The vertical axis has room for every mode that was measured, so plots of two modes compare.
     """
     largest = max(max(grid.embed_rel_rms.values()) for grid in grids)
-    top = 100 * largest or 1.0  # percent
     shrinks = [grid.shrink for grid in grids]
     figure = Figure((WIDTH * len(modes), 2.6), layout="constrained")
     figure.subplots(1, len(modes), sharex=True, sharey=True)
     for axes, name in zip(figure.axes, modes):
         drift = [100 * grid.embed_rel_rms[name] for grid in grids]
-        axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
-        axes.set_ylim(-0.04 * top, 1.04 * top)
+        axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6)
+        axes.set_ylim(0, 115 * largest or 1.0)  # percent
         axes.set_title(name)
     figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize="medium")
     figure.supylabel("embeddings off by, RMS (%)", fontsize="medium")
     return figure
-
-
-def curve_of_each(grids: Sequence[GridDrift], modes: Iterable[str]) -> dict[str, Figure]:
-    """A plot of its own for each mode; timm's own zeros have none."""
-    return {name: curves(grids, [name]) for name in modes if name != BASELINE}
 
 
 @rc_context(STYLE)

@@ -1,20 +1,20 @@
 """What a report says about a survey: an answer, a table, its files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ....names import STRATEGY_NAMES
 from ..contenders import CONTENDERS
-from ..output import number, to_json
+from ..output import to_json
 from . import FILES
 from .survey import Drift, Survey
 
 HEADINGS = {
-    "embed_max_abs": "embedding, largest difference",
-    "embed_rel_rms": "embedding, relative RMS",
-    "pooled_cosine_distance": "output, cosine distance",
+    "embed_rel_rms": "embeddings, RMS",
+    "embed_max_abs": "embeddings, largest",
+    "pooled_cosine_distance": "output, 1 - cosine",
+    "neighbours": "same nearest image",
     "agreement": "same class",
     "accuracy": "accuracy",
 }
@@ -23,37 +23,28 @@ NUMBERS = ("embed_max_abs", "pooled_cosine_distance")
 
 
 def headline(survey: Survey) -> str:
-    """The answer in sentences: which strategies gave timm's own result on these images.
+    """The answer in a sentence: which modes of this package gave timm's result on these images.
 
-    Each with the number that decided, the largest difference of an element over what rounding
-    explains there. Of a strategy that these images cannot tell, no answer is given, but the reason.
+    Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    images = f"{survey.images:,} image"
-    if survey.images != 1:
-        images += "s"
-    answers: dict[tuple[str, str], list[str]] = {}  # by the words before and after the names
+    answers: dict[str, list[str]] = {}
     for name in reversed(STRATEGY_NAMES):
         if name not in survey.drift:
             continue
-        drift = survey.drift[name]
-        decided = f"{number(drift.embed_roundings)} times what rounding explains"
-        if drift.embed_roundings == 0:
-            decided = "no difference"
+        answer = "timm's result"
+        said = f"`{name}`"
         why = survey.unknown(name)
         if not survey.exact(name):
-            answer = (f"Another result on {images}", "")
-            said = f"`{name}` ({decided}, RMS {percent(drift.embed_rel_rms)})"
+            answer = "another result"
+            said += f" (RMS {percent(survey.drift[name].embed_rel_rms)})"
         elif why:
-            answer = (f"Not known from {images}", f" ({why})")
-            said = f"`{name}`"
-        else:
-            answer = (f"Timm's result on {images}", "")
-            said = f"`{name}` ({decided})"
+            answer = f"no answer, since {why}"
         answers.setdefault(answer, []).append(said)
-    sentences = []
-    for (before, after), names in answers.items():
-        sentences.append(f"{before}: {', '.join(names)}{after}")
-    return ". ".join(sentences) or "No strategy of this package was measured"
+    images = "1 image"
+    if survey.images != 1:
+        images = f"{survey.images:,} images"
+    parts = [f"{answer}: {', '.join(names)}" for answer, names in answers.items()]
+    return f"On {images}, {'; '.join(parts) or 'no mode of this package was measured'}"
 
 
 def percent(value: float) -> str:
@@ -80,56 +71,30 @@ def rows(survey: Survey) -> list[dict[str, str]]:
     return [cells(name, drift) for name, drift in survey.drift.items()]
 
 
-@dataclass(frozen=True)
-class Report:
-    """A survey, and what it was made of and with.
+def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list[Path]:
+    """Write report.json and report.html into ``folder``.
 
-    Attributes:
+    Args:
         survey: what was measured.
-        model: its name.
-        weights: which weights it held, in words.
-        facts: what was measured: {label: text}.
-        made: command, date, machine and versions.
-        skipped: the images that could not be read, each with the reason.
-    """
-
-    survey: Survey
-    model: str
-    weights: str
-    facts: Mapping[str, str]
-    made: Mapping[str, Any]
-    skipped: Sequence[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """What report.json holds: the figures, and what follows from them."""
-        return {**asdict(self), "headline": headline(self.survey)}
-
-
-def write(report: Report, folder: str | Path) -> list[Path]:
-    """Write report.json into ``folder``, and report.html from the template.
+        record: what report.json holds: see docs/json.md.
+        folder: is there.
 
     Raises:
-        OSError: one cannot be written; then none is, and what was there before stays.
+        OSError: one cannot be written.
     """
     from jinja2 import Environment, FileSystemLoader
 
-    from . import plots
+    from .plots import curves, svg
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    known = {
-        **vars(report),
-        "facts": {"weights": report.weights, **report.facts, **report.made},
-        "headline": headline(report.survey),
-        "rows": rows(report.survey),
-        "plots": plots,
-    }
-    json_file, page = [Path(folder, name) for name in FILES]
-    json_file.write_text(to_json(report.as_json()), encoding="utf-8")
-    text = environment.get_template("report.html.j2").render(known)
-    page.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return [json_file, page]
+    plots = {}
+    for name in survey.drift:
+        # A mode that gives timm's result has no difference to show.
+        if not survey.exact(name):
+            plots[name] = svg(curves(survey.grids, [name]))
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    template = environment.get_template("report.html.j2")
+    page = template.render(record, rows=rows(survey), plots=plots)
+    json_file, page_file = [Path(folder, name) for name in FILES]
+    json_file.write_text(to_json(record), encoding="utf-8")
+    page_file.write_text(page, encoding="utf-8", errors="backslashreplace")
+    return [json_file, page_file]

@@ -1,4 +1,4 @@
-"""Run a model under each contender on the same batches, and compare with timm's own result."""
+"""Run a model in each mode on the same batches, and compare with timm's own result."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,31 +17,37 @@ Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
 Tensors = dict[str, Tensor]
 FLOAT32 = 2e-6
 """What sums in float32 may move a number by, as a share of the largest near it."""
+TIE = 1e-5  # of cosine similarity
+AT_ONCE = 1024  # images are compared with all others
+MEANS = ("pooled_cosine_distance", "neighbours", "agreement", "accuracy")  # over images
 
 
 @dataclass(frozen=True)
 class Drift:
-    """One contender's distance from timm's own result; all zero is that result itself.
+    """One mode's distance from timm's own result; all zero is that result itself.
 
     Attributes:
-        embed_max_abs: largest absolute difference of the embedded tokens (valid ones), in the
-            embeddings' units.
+        embed_rel_rms: root mean square of the differences of the embedded tokens (valid ones) over
+            that of timm's.
+        embed_max_abs: their largest absolute difference, in the embeddings' units.
         embed_roundings: the largest difference, as a share of the largest number of its token or
             its channel (the smaller one), over what rounding moves; up to 1 nothing but rounding
             differs.
-        embed_rel_rms: root mean square of the differences over that of timm's embeddings.
         pooled_cosine_distance: 1 - cosine of the outputs, mean over images; over the tokens of all
             images for a model that pools nothing.
+        neighbours: share of images whose nearest other image is timm's; None for a model that pools
+            nothing, and for fewer than three images, where there is no choice.
         agreement: share of images with timm's predicted class; None for a model without classes.
         accuracy: share of right predictions; None without classes or labels.
     """
 
+    embed_rel_rms: float
     embed_max_abs: float
     embed_roundings: float
-    embed_rel_rms: float
     pooled_cosine_distance: float
-    agreement: float | None
-    accuracy: float | None
+    neighbours: float | None = None
+    agreement: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class GridDrift:
         grid: rows and columns.
         images: how many.
         shrink: table cells per patch, along the axis where there are more.
-        embed_rel_rms: as in :class:`Drift`, by contender.
+        embed_rel_rms: as in :class:`Drift`, by mode.
         resampled: whether it is another grid than the table's own.
     """
 
@@ -65,11 +71,11 @@ class GridDrift:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that was measured; each dictionary's keys are the contenders, stock first.
+    """All that was measured; each dictionary's keys are the modes, stock first.
 
     Attributes:
         images: how many were measured.
-        drift: of each contender.
+        drift: of each mode.
         grids: one entry for each patch grid.
     """
 
@@ -78,11 +84,11 @@ class Survey:
     grids: list[GridDrift]
 
     def exact(self, name: str) -> bool:
-        """Whether a contender is timm's own result but for rounding."""
+        """Whether a mode gives timm's own result but for rounding."""
         return self.drift[name].embed_roundings <= 1
 
     def unknown(self, name: str) -> str | None:
-        """Why these images cannot tell that a contender is exact on others too, or None."""
+        """Why these images cannot tell that a mode is exact on others too, or None."""
         if not any(grid.resampled for grid in self.grids):
             return "every image has the table's own grid, so nothing was resampled"
         # Two ways of enlarging a table can be the same; antialiasing shows where one is shrunk.
@@ -94,18 +100,18 @@ class Survey:
 def survey(
     model: Any,
     batches: Batches,
-    contenders: Iterable[str] = STRATEGY_NAMES,
+    modes: Iterable[str] = STRATEGY_NAMES,
     advance: Callable[[float], Any] = lambda share: None,
 ) -> Survey:
-    """Drift of each contender from timm's own result, on the CPU and in the model's dtype.
+    """Drift of each mode from timm's own result, on the CPU and in the model's dtype.
 
     Args:
         model: a timm NaFlexVit in eval mode.
         batches: (input dict of timm's NaFlex collator, labels (B,) or None).
-        contenders: names out of ``CONTENDERS``; timm's own settings are left out for factorized
-            tables, which they do not resample.
-        advance: called after each contender's pass over a batch, with that pass's share of the
-            batch's work.
+        modes: names out of ``CONTENDERS``; timm's own settings are left out for factorized tables,
+            which they do not resample.
+        advance: called after each mode's pass over a batch, with that pass's share of the batch's
+            work.
 
     Raises:
         ValueError: no position table; or infinity or NaN in what the model computes.
@@ -115,20 +121,10 @@ def survey(
         raise ValueError(
             "the model has no position table, learned or factorized: nothing is resampled"
         )
-    names = [*dict.fromkeys([BASELINE, *contenders])]  # each once
+    names = [*dict.fromkeys([BASELINE, *modes])]  # each once
     if model.embeds.pos_embed_type != "learned":
         names = [name for name in names if not name.startswith("timm-flag-")]
-    results = _run_all(model, batches, names, advance)
-    eps = torch.finfo(next(model.parameters()).dtype).eps
-    drift = {name: _drift(results[name], FLOAT32 + eps) for name in names}
-    grids = _by_grid(tables.size, results)
-    return Survey(len(results[BASELINE]["grid"]), drift, grids)
-
-
-def _run_all(
-    model: Any, batches: Batches, names: Sequence[str], advance: Callable[[float], Any]
-) -> dict[str, Tensors]:
-    """Each contender's results, a tensor (N,) of each kind for N images."""
+    rounding = FLOAT32 + torch.finfo(next(model.parameters()).dtype).eps
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
     for batch, labels in batches:
         timms = _forward(model, batch, BASELINE)
@@ -136,53 +132,27 @@ def _run_all(
             ours = timms
             if name != BASELINE:
                 ours = _forward(model, batch, name)
-            found = _compare(ours, timms)
+            found = _compare(ours, timms, rounding)
             found["grid"] = batch["patch_coord"].amax(1).long() + 1  # (B, 2)
-            if labels is not None and "classes" in ours:
-                found["right"] = (ours["classes"] == labels).double()
+            if labels is not None and "logits" in ours:
+                found["accuracy"] = ours["logits"].argmax(-1) == labels
             parts[name].append(found)
             advance(1 / len(names))
-    results = {}
-    for name, found_parts in parts.items():
-        first = found_parts[0]
-        results[name] = {key: torch.cat([part[key] for part in found_parts]) for key in first}
-    return results
+    results = {name: _joined(some) for name, some in parts.items()}
+    drift = {name: _drift(one, results[BASELINE]) for name, one in results.items()}
+    return Survey(len(results[BASELINE]["grid"]), drift, _by_grid(tables.size, results))
 
 
-def _compare(ours: Tensors, timms: Tensors) -> Tensors:
-    """What is kept of a batch: for each image its results, (B,) of each kind.
-
-    ``squares`` are the sums of timm's squared tokens, ``moved`` those of the squared differences.
-    """
-    tokens = timms["tokens"]  # (B, N, C), 0 for padding
-    moves = ours["tokens"] - tokens
-    # An outlier of one token, or of one channel, excuses nothing elsewhere.
-    sizes = tokens.abs()
-    scale = torch.minimum(sizes.amax(-1, keepdim=True), sizes.amax((0, 1)))  # (B, N, C)
-    shares = moves.abs() / scale.clamp(min=1e-30)
-    results = {
-        "squares": tokens.square().sum((1, 2)),
-        "moved": moves.square().sum((1, 2)),
-        "largest_move": moves.abs().amax((1, 2)),
-        "largest_share": shares.amax((1, 2)),
-        "distance": cosine_distance(ours["output"], timms["output"]),
-    }
-    if "classes" in ours:
-        results["same"] = (ours["classes"] == timms["classes"]).double()
-    return results
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    """The results of all batches, a tensor (N, ...) of each kind for N images."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
-def cosine_distance(ours: Tensor, timms: Tensor) -> Tensor:
-    """1 - cosine between the rows of two (B, D) tensors in float64, exactly 0 for equal rows."""
-    # |a - b|^2 / 2 of unit vectors is 1 - cosine without the cancellation that hides small angles.
-    return (F.normalize(ours, dim=-1) - F.normalize(timms, dim=-1)).square().sum(-1) / 2
-
-
-def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Tensors:
-    """What the model computes for a batch under a contender.
+def _forward(model: Any, inputs: dict[str, Any], mode: str) -> Tensors:
+    """What the model computes for a batch in this mode.
 
     Its embedded tokens (B, N, C) and its output (B, D), in float64; of a model that pools nothing
-    all tokens of an image in a row, 0 for padding. And the predicted classes (B,), if it has some.
+    the last tokens (B, N, C), 0 for padding. And its logits (B, classes), if it has some.
 
     Raises:
         ValueError: infinity or NaN in one of them.
@@ -190,20 +160,17 @@ def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Tensors:
     valid = inputs["patch_valid"]
     dtype = next(model.parameters()).dtype
     watched = recorded({"tokens": model.embeds, "output": model.head_drop})
-    with watched as inside, use(contender, model), torch.inference_mode():
+    with watched as inside, use(mode, model), torch.inference_mode():
         logits = model(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
 
     found = {"tokens": _of_patches(inside["tokens"], valid), "output": inside["output"].double()}
-    if inside["output"].ndim == 3:  # (B, N, C)
-        found["output"] = _of_patches(inside["output"], valid).flatten(1)
+    if inside["output"].ndim == 3:
+        found["output"] = _of_patches(inside["output"], valid)
     elif model.num_classes:
         found["logits"] = logits
-        found["classes"] = logits.argmax(-1)
     for what, values in found.items():
         if not values.isfinite().all():
-            raise ValueError(
-                f"with {contender}, the model's {what} hold infinity or NaN in {dtype}"
-            )
+            raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN in {dtype}")
     return found
 
 
@@ -213,22 +180,82 @@ def _of_patches(tokens: Tensor, valid: Tensor) -> Tensor:
     return own.masked_fill(~valid[..., None], 0)
 
 
-def _drift(found: Tensors, rounding: float) -> Drift:
-    """The figures of all images; ``rounding``: what it may move a number by, as a share."""
-    means = {key: found[key].mean().item() for key in ("same", "right") if key in found}
+def _compare(ours: Tensors, timms: Tensors, rounding: float) -> Tensors:
+    """What is kept of a batch: for each image its figures, (B,) of each kind.
+
+    Args:
+        ours: what the model computed in a mode.
+        timms: timm's own.
+        rounding: what it may move a number by, as a share.
+
+    Returns:
+        Figures of :class:`Drift` by their names; ``squares``, the sums of timm's squared tokens,
+        and ``moved``, those of the squared differences; of a model that pools, its outputs (B, D)
+        scaled to length 1.
+    """
+    tokens = timms["tokens"]  # (B, N, C), 0 for padding
+    moves = ours["tokens"] - tokens
+    # An outlier of one token, or of one channel, excuses nothing elsewhere.
+    sizes = tokens.abs()
+    scale = torch.minimum(sizes.amax(-1, keepdim=True), sizes.amax((0, 1)))  # (B, N, C)
+    shares = moves.abs() / scale.clamp(min=1e-30)
+    directions = F.normalize(ours["output"].flatten(1), dim=-1)
+    turns = directions - F.normalize(timms["output"].flatten(1), dim=-1)
+    results = {
+        "squares": tokens.square().sum((1, 2)),
+        "moved": moves.square().sum((1, 2)),
+        "embed_max_abs": moves.abs().amax((1, 2)),
+        "embed_roundings": shares.amax((1, 2)) / rounding,
+        # 1 - cosine, without the cancellation that hides small angles.
+        "pooled_cosine_distance": turns.square().sum(-1) / 2,
+    }
+    if ours["output"].ndim == 2:
+        results["directions"] = directions
+    if "logits" in ours:
+        results["agreement"] = ours["logits"].argmax(-1) == timms["logits"].argmax(-1)
+    return results
+
+
+def _drift(ours: Tensors, timms: Tensors) -> Drift:
+    """The figures of all images."""
+    if "directions" in ours and len(ours["directions"]) > 2:
+        ours["neighbours"] = same_nearest(ours["directions"], timms["directions"])
+    means = {key: ours[key].double().mean().item() for key in MEANS if key in ours}
     return Drift(
-        embed_max_abs=found["largest_move"].max().item(),
-        embed_roundings=found["largest_share"].max().item() / rounding,
-        embed_rel_rms=_relative_rms(found),
-        pooled_cosine_distance=found["distance"].mean().item(),
-        agreement=means.get("same"),
-        accuracy=means.get("right"),
+        embed_rel_rms=_relative_rms(ours),
+        embed_max_abs=ours["embed_max_abs"].max().item(),
+        embed_roundings=ours["embed_roundings"].max().item(),
+        **means,
     )
 
 
-def _relative_rms(found: Tensors) -> float:
+def same_nearest(ours: Tensor, timms: Tensor) -> Tensor:
+    """Whether the nearest other image of each (N,) is timm's, or as near: by timm's own similarity,
+    within ``TIE`` of timm's best.
+
+    Args:
+        ours: (N, D) outputs of length 1.
+        timms: (N, D) timm's own.
+    """
+    same = []
+    # The whole similarity matrix of a large folder may not fit into memory.
+    for rows in torch.arange(len(timms)).split(AT_ONCE):
+        found = _similarities(ours, rows).argmax(-1, keepdim=True)  # (R, 1)
+        similar = _similarities(timms, rows)  # (R, N)
+        lost = similar.amax(-1) - similar.gather(1, found)[:, 0]
+        same.append(lost <= TIE)
+    return torch.cat(same)
+
+
+def _similarities(directions: Tensor, rows: Tensor) -> Tensor:
+    """Cosines (R, N) between some images and all; an image is no neighbour of itself."""
+    similar = directions[rows] @ directions.t()
+    return similar.scatter(1, rows[:, None], -2)
+
+
+def _relative_rms(found: Tensors, here: Any = slice(None)) -> float:
     """Root of the sum of squared differences over that of the squares of timm's tokens."""
-    return (found["moved"].sum() / found["squares"].sum()).sqrt().item()
+    return (found["moved"][here].sum() / found["squares"][here].sum()).sqrt().item()
 
 
 def _by_grid(table_size: Sequence[int], results: dict[str, Tensors]) -> list[GridDrift]:
@@ -237,16 +264,12 @@ def _by_grid(table_size: Sequence[int], results: dict[str, Tensors]) -> list[Gri
     found = []
     for grid in grids.unique(dim=0):
         here = (grids == grid).all(1)
-        off = {}
-        for name, one in results.items():
-            own = {key: one[key][here] for key in ("moved", "squares")}
-            off[name] = _relative_rms(own)
         height, width = grid.tolist()
         about = GridDrift(
             grid=(height, width),
             images=int(here.sum()),
             shrink=max(table_size[0] / height, table_size[1] / width),
-            embed_rel_rms=off,
+            embed_rel_rms={name: _relative_rms(one, here) for name, one in results.items()},
             resampled=[height, width] != list(table_size),
         )
         found.append(about)
