@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import timm_suite
-from tests.support.checks import slow
 
 ROOT = Path(__file__).parents[1]
 SUITE = """
@@ -27,7 +26,8 @@ def test_another():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", slow("2")])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_suite_runs_patched_and_what_ran_is_written_down(workers, tmp_path):
     shutil.copy(timm_suite.__file__, tmp_path)
     (tmp_path / "test_somebody_elses.py").write_text(SUITE)

@@ -12,13 +12,28 @@ import torch
 from PIL import ExifTags, Image
 from safetensors import safe_open
 from safetensors.torch import save, save_file
+from timm.models import is_model, register_model
+from timm.models.naflexvit import NaFlexVitCfg, _create_naflexvit
 
-from tests.support import tiny_siglip, tiny_siglip2
+from tests.support import tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources
 from timm_naflex_fast.commands.measure.models import load_model
 
+NAME = "naflexvit_test_siglip"
 PHOTOS = ["a.jpg", "b.png", "d.webp", "more/c.jpg"]
+
+
+def naflexvit_test_siglip(pretrained=False, **kwargs):
+    """A tower of 32 channels with the attention pooling and the bilinear 16x16 table of
+    SigLIP-2."""
+    table = dict(global_pool="map", pos_embed_interp_mode="bilinear")
+    cfg = NaFlexVitCfg(patch_size=16, embed_dim=32, depth=2, num_heads=2, **table)
+    return _create_naflexvit(NAME, pretrained=pretrained, cfg=cfg, **{"num_classes": 0, **kwargs})
+
+
+if not is_model(NAME):  # timm's factory makes it
+    register_model(naflexvit_test_siglip)
 
 
 @pytest.fixture
@@ -30,10 +45,10 @@ def out(tmp_path):
 def embed(photos, out, tmp_path):
     """The script, which embeds the photos with weights of a file."""
     torch.manual_seed(1)
-    model = timm.create_model(tiny_siglip.NAME)
+    model = timm.create_model(NAME)
     torch.nn.init.normal_(model.embeds.pos_embed)
     save_file(model.state_dict(), tmp_path / "tiny.safetensors")
-    options = f"--model {tiny_siglip.NAME} --max-seq-len 36 --batch-size 2 --device cpu".split()
+    options = f"--model {NAME} --max-seq-len 36 --batch-size 2 --device cpu".split()
     options += ["--checkpoint", tmp_path / "tiny.safetensors", "--out", out]
 
     def run(*more):
@@ -50,7 +65,7 @@ def read(out):
 
 def pooled_by_timm(photos, dtype):
     """Unpatched timm, one image at a time, in the order of the paths."""
-    model = load_model(tiny_siglip.NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
+    model = load_model(NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
     folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=1)
     with torch.inference_mode():
         return torch.cat(
@@ -72,7 +87,7 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
 
     paths, embeddings, metadata = read(out)
     assert paths == PHOTOS
-    assert metadata["skipped"] == {} and metadata["settings"]["model"] == tiny_siglip.NAME
+    assert metadata["skipped"] == {} and metadata["settings"]["model"] == NAME
     want = pooled_by_timm(photos, getattr(torch, dtype))
     torch.testing.assert_close(embeddings, want, atol=atol, rtol=atol)
 
@@ -162,7 +177,7 @@ def test_a_file_of_something_else_is_refused_and_stays(embed, out, capsys):
 @ran("matmul")
 def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys):
     assert embed() == 0
-    save_file(timm.create_model(tiny_siglip.NAME).state_dict(), tmp_path / "other.safetensors")
+    save_file(timm.create_model(NAME).state_dict(), tmp_path / "other.safetensors")
     before = out.read_bytes()
     capsys.readouterr()
 
