@@ -3,6 +3,8 @@
 Each gives results and their gradients.
 """
 
+from functools import partial
+
 import torch
 
 from tests.support.oracles import row_major, seeded
@@ -20,7 +22,7 @@ def random(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=seeded(seed)).to(dtype)
 
 
-def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torch.float32)):
+def added(to, add, shapes, coord=COORD, move_coord=True, dtypes=2 * (torch.float32,), **options):
     """``add`` tables of these ``shapes`` to tokens; the result, gradients and a second derivative.
 
     ``dtypes``: of the tables, and of the tokens.
@@ -29,23 +31,15 @@ def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torc
     tables = [to(random(*shape, dtype=table_dtype, seed=shape[0])) for shape in shapes]
     x = to(random(*coord.shape[:2], 8, dtype=dtype, seed=1))
     inputs = [tensor.requires_grad_() for tensor in (x, *tables)]
-    out = add(x * 1, *tables)
+    out = add(x * 1, *tables, to(coord) if move_coord else coord, **options)
     weight = to(random(*out.shape, dtype=dtype, seed=2)).requires_grad_()
     gradients = torch.autograd.grad(out, inputs, weight, create_graph=True)
     total = sum(gradient.square().sum() for gradient in gradients)
     return [out, *gradients, *torch.autograd.grad(total, weight)]
 
 
-def learned(to, coord=COORD, move_coord=True, dtypes=(torch.float32, torch.float32), **options):
-    where = to(coord) if move_coord else coord
-    add = lambda x, table: fast.add_pos_embed_(x, table, where, **options)
-    return add_with_gradients(to, add, [(6, 5, 8)], coord, dtypes)
-
-
-def factorized(to, coord=COORD, move_coord=True, **options):
-    where = to(coord) if move_coord else coord
-    add = lambda x, y, x_table: fast.add_factorized_pos_embed_(x, y, x_table, where, **options)
-    return add_with_gradients(to, add, [(6, 8), (5, 8)], coord)
+learned = partial(added, add=fast.add_pos_embed_, shapes=[(6, 5, 8)])
+factorized = partial(added, add=fast.add_factorized_pos_embed_, shapes=[(6, 8), (5, 8)])
 
 
 def embeds(to, sizes=((4, 6), (2, 2), (8, 4)), move_sizes=False, **options):
