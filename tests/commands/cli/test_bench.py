@@ -53,7 +53,7 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
     ]
     (heading, *_) = re.findall(r"^mode.*", out, re.M)
     assert re.split("  +", heading) == [
-        "mode", "median ms", "first quartile", "third quartile", "times faster than stock"
+        "mode", "median ms", "first quartile ms", "third quartile ms", "times faster"
     ]  # fmt: skip
     record = json.loads(file.read_text())
     assert record["command"].endswith(f"--json {file}")

@@ -14,12 +14,6 @@ from ..measure.output import number, positive, provenance
 from .checks import announce, check_model_options, keep_name
 
 PHASES = ("train", "infer")
-HEADINGS = {
-    "median_ms": "median ms",
-    "first_quartile_ms": "first quartile",
-    "third_quartile_ms": "third quartile",
-    "times_faster": f"times faster than {BASELINE}",
-}
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
 
 
@@ -155,7 +149,7 @@ def _print(found: Mapping[str, Mapping[str, float]]) -> None:
     for mode, figures in found.items():
         line = {"mode": mode}
         for key, value in figures.items():
-            heading = HEADINGS.get(key, key)
+            heading = key.replace("_", " ")
             line[heading] = f"{value:,}" if isinstance(value, int) else number(value)
         lines.append(line)
     print(table(lines), end="\n\n", flush=True)

@@ -138,14 +138,12 @@ def survey(
                 found["accuracy"] = ours["logits"].argmax(-1) == labels
             parts[name].append(found)
             advance(1 / len(names))
-    results = {name: _joined(some) for name, some in parts.items()}
+    # Of all batches a tensor (N, ...) of each kind, for N images.
+    results = {}
+    for name, some in parts.items():
+        results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
     drift = {name: _drift(one, results[BASELINE]) for name, one in results.items()}
     return Survey(len(results[BASELINE]["grid"]), drift, _by_grid(tables.size, results))
-
-
-def _joined(parts: Sequence[Tensors]) -> Tensors:
-    """The results of all batches, a tensor (N, ...) of each kind for N images."""
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def _forward(model: Any, inputs: dict[str, Any], mode: str) -> Tensors:
@@ -189,9 +187,9 @@ def _compare(ours: Tensors, timms: Tensors, rounding: float) -> Tensors:
         rounding: what it may move a number by, as a share.
 
     Returns:
-        Figures of :class:`Drift` by their names; ``squares``, the sums of timm's squared tokens,
-        and ``moved``, those of the squared differences; of a model that pools, its outputs (B, D)
-        scaled to length 1.
+        Figures of :class:`Drift` by their names; ``squares`` (B, 2), the sums of the squared
+        differences and of timm's squared tokens; of a model that pools, ``directions`` (B, D), its
+        outputs scaled to length 1.
     """
     tokens = timms["tokens"]  # (B, N, C), 0 for padding
     moves = ours["tokens"] - tokens
@@ -202,8 +200,7 @@ def _compare(ours: Tensors, timms: Tensors, rounding: float) -> Tensors:
     directions = F.normalize(ours["output"].flatten(1), dim=-1)
     turns = directions - F.normalize(timms["output"].flatten(1), dim=-1)
     results = {
-        "squares": tokens.square().sum((1, 2)),
-        "moved": moves.square().sum((1, 2)),
+        "squares": torch.stack([moves, tokens], 1).square().sum((2, 3)),
         "embed_max_abs": moves.abs().amax((1, 2)),
         "embed_roundings": shares.amax((1, 2)) / rounding,
         # 1 - cosine, without the cancellation that hides small angles.
@@ -222,7 +219,7 @@ def _drift(ours: Tensors, timms: Tensors) -> Drift:
         ours["neighbours"] = same_nearest(ours["directions"], timms["directions"])
     means = {key: ours[key].double().mean().item() for key in MEANS if key in ours}
     return Drift(
-        embed_rel_rms=_relative_rms(ours),
+        embed_rel_rms=_relative_rms(ours["squares"]),
         embed_max_abs=ours["embed_max_abs"].max().item(),
         embed_roundings=ours["embed_roundings"].max().item(),
         **means,
@@ -253,9 +250,10 @@ def _similarities(directions: Tensor, rows: Tensor) -> Tensor:
     return similar.scatter(1, rows[:, None], -2)
 
 
-def _relative_rms(found: Tensors, here: Any = slice(None)) -> float:
-    """Root of the sum of squared differences over that of the squares of timm's tokens."""
-    return (found["moved"][here].sum() / found["squares"][here].sum()).sqrt().item()
+def _relative_rms(squares: Tensor) -> float:
+    """Root of the sum of squared differences over that of timm's squared tokens, of (N, 2)."""
+    moved, timms = squares.sum(0)
+    return (moved / timms).sqrt().item()
 
 
 def _by_grid(table_size: Sequence[int], results: dict[str, Tensors]) -> list[GridDrift]:
@@ -265,11 +263,12 @@ def _by_grid(table_size: Sequence[int], results: dict[str, Tensors]) -> list[Gri
     for grid in grids.unique(dim=0):
         here = (grids == grid).all(1)
         height, width = grid.tolist()
+        off = {name: _relative_rms(one["squares"][here]) for name, one in results.items()}
         about = GridDrift(
             grid=(height, width),
             images=int(here.sum()),
             shrink=max(table_size[0] / height, table_size[1] / width),
-            embed_rel_rms={name: _relative_rms(one, here) for name, one in results.items()},
+            embed_rel_rms=off,
             resampled=[height, width] != list(table_size),
         )
         found.append(about)
