@@ -18,6 +18,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 # pytest-xdist gives its workers a width of 80. Tables are printed as into a file.
 os.environ.pop("COLUMNS", None)
+# Imports and compilers make many objects at once, which all stay.
+gc.set_threshold(50_000)
 
 
 def pytest_collection_finish():
