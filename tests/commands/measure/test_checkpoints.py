@@ -57,9 +57,9 @@ def save_in_form(form, whole, folder):
 
 
 FORMS = {
-    "folder": f": {WORDS}; left alone: 40 other tensors",
-    "shards": f": {WORDS}; left alone: 40 other tensors",
-    "file": f": {WORDS}; left alone: 40 other tensors",
+    "folder": f": {WORDS}",
+    "shards": f": {WORDS}",
+    "file": f": {WORDS}",
     "tower alone": f": {WORDS}",
     "open_clip": ": open_clip's image tower, 2 blocks, table 8 x 8",
     "timm": "file weights.safetensors",
@@ -195,14 +195,14 @@ CHANGES = {
                 "encoder.layers.1.mlp.fc1.lora_A.default.weight": torch.ones(4, 64),
             }
         ),
-        r"an adapter of PEFT .*base_layer.* save what merge_and_unload\(\) returns; taken are",
+        r"an adapter of PEFT, .*base_layer.* save what merge_and_unload\(\) returns; taken are",
     ),
     "an adapter of PEFT alone": (
         lambda state: [
             state.clear(),
             state.update({"base_model.model.encoder.layers.0.mlp.fc1.ia3_l": torch.ones(1, 64)}),
         ],
-        r"an adapter of PEFT .*ia3_l.* save what merge_and_unload\(\) returns",
+        r"an adapter of PEFT, .*ia3_l.* save what merge_and_unload\(\) returns",
     ),
 }
 

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 from .output import one_line, printable
 from .tower_names import (
+    ADAPTER,
     PATCHES,
     TABLE,
     channels_first,
-    check_names,
     count_blocks,
     from_transformers,
     has_pooling,
-    outline_of_big_vision,
 )
 from .weight_files import Tensors, Unusable, find_weights, read_tensors
 
@@ -42,63 +41,22 @@ PATCH_EMBEDDING = re.compile(rf"(?!opt/)(?P<prefix>.*)({'|'.join(PATCH_EMBEDDING
 # tells them.
 HEADS = {768: 12, 1152: 16}
 READS_BIG_VISION = (1, 0, 31)  # timm's release
+# The names of Google's arrays that timm reads.
+BIG_VISION = re.compile(
+    r"embedding/(kernel|bias)|pos_embedding|Transformer/encoder_norm/(scale|bias)|MAPHead_0/probe|"
+    r"(Transformer/encoderblock(_\d+)?|MAPHead_0)/(LayerNorm_[01]/(scale|bias)|(MlpBlock_0/Dense_"
+    r"[01]|MultiHeadDotProductAttention_0/(query|key|value|out))/(kernel|bias))"
+)
 
 
 class Checkpoint(NamedTuple):
     """Weights of a file, and what is known about them."""
 
-    file: Path
-    library: str  # that wrote them: "timm", or one of ``TITLES``
-    tensors: Tensors  # under timm's names; big_vision's under its own
+    tensors: Tensors  # under timm's names; Google's under its own, as timm reads them
     options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
+    source: dict[str, Any]  # what timm's ``pretrained_cfg_overlay`` takes to load them
+    classes: int  # of its head; 0 where there is none
     words: str  # what was recognised, in one line
-
-    @property
-    def classes(self) -> int:
-        """How many classes the head has; 0 where there is none."""
-        return len(self.tensors.get("head.weight", ()))
-
-    def fill(self, model: Any) -> None:
-        """Put the weights into a NaFlexVit, by timm's own loaders.
-
-        Raises:
-            Unusable: tensors are missing (but those of a head of another number of classes), or are
-                not the model's; counts and names them.
-            Exception: timm cannot read or convert them.
-        """
-        import timm
-        from timm.models import load_pretrained
-
-        if self.library == "big_vision":
-            if tuple(map(int, timm.__version__.split(".")[:3])) < READS_BIG_VISION:
-                raise Unusable(
-                    f"Google's own file, which timm {timm.__version__} does not read: 1.0.31 does"
-                )
-            model.load_pretrained(str(self.file))
-            return
-        tensors = dict(self.tensors)
-        if self.library != "timm" and not getattr(model.embeds, "channels_last", True):
-            tensors[PATCHES] = channels_first(tensors[PATCHES])
-        source = {"state_dict": tensors, "num_classes": self.classes}
-        load_pretrained(
-            model,
-            {**model.pretrained_cfg, **source},
-            num_classes=model.num_classes,
-            in_chans=model.embeds.in_chans,
-            filter_fn=self._converted,
-        )
-
-    def _converted(self, tensors: dict[str, Any], model: Any) -> dict[str, Any]:
-        """The tensors as timm converts them to a model's names; all of them fit those."""
-        from timm.models.naflexvit import checkpoint_filter_fn
-
-        converted = checkpoint_filter_fn(tensors, model)
-        # Where the head is new, timm leaves that of the file out, and no longer asks for the rest.
-        differing = model.state_dict().keys() ^ converted.keys()
-        if model.num_classes != self.classes:
-            differing = {name for name in differing if not name.startswith("head.")}
-        check_names("the model", differing - converted.keys(), differing & converted.keys())
-        return converted
 
 
 def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoint:
@@ -106,7 +64,8 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
 
     Args:
         path: as :func:`find_weights` takes it.
-        given: timm's options that the user has named. Of them ``num_heads`` counts.
+        given: timm's options that the user has named, of which ``num_heads`` and
+            ``patchify_channels_last`` count.
 
     Raises:
         Unusable: as :func:`find_weights` and :func:`read_tensors`; or it holds two towers, or one of
@@ -117,20 +76,24 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
     tensors = read_tensors(file)
     library, prefix = _recognise(tensors)
     # Of the other towers in an archive no array is read.
-    names = [name for name in tensors if name.startswith(prefix)]
-    tower: Tensors = {name.removeprefix(prefix): tensors[name] for name in names}
-    left = len(tensors) - len(tower)
-
-    heads = 0
-    outline: Tensors = tower
-    if library == "transformers":
-        outline = tower = from_transformers(tower)
-        heads = read_config(file.parent).get("num_attention_heads", 0)
-    elif library == "big_vision":
-        outline, heads = outline_of_big_vision(tower)
+    tower: Tensors = {
+        name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)
+    }
+    source: dict[str, Any] = {"state_dict": tower}
     options: dict[str, Any] = {}
-    if library != "timm":
-        options = sizes(outline, given.get("num_heads", heads))
+    if library == "big_vision":
+        # timm's own reader takes the file, and converts it to the model's layout.
+        source = {"file": str(file), "custom_load": True}
+        options = big_vision_sizes(tower)
+    elif library != "timm":
+        heads = 0
+        if library == "transformers":
+            tower = from_transformers(tower)
+            heads = read_config(file.parent).get("num_attention_heads", 0)
+        options = sizes(tower, given.get("num_heads", heads))
+        if given.get("patchify_channels_last") is False:
+            tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
+        source = {"state_dict": tower}
 
     words = file.name
     # Of a folder: which revision in the hub's cache.
@@ -142,11 +105,7 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
         words += f": {TITLES[library]}, {options['depth']} blocks, table {height} x {width}"
         if "global_pool" in options:
             words += ", no head that pools"
-    elif prefix:
-        words += f": timm's names after {prefix!r}"
-    if left:
-        words += f"; left alone: {left} other tensors"
-    return Checkpoint(file, library, tower, options, words)
+    return Checkpoint(tower, options, source, len(tower.get("head.weight", ())), words)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -177,9 +136,17 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     """The library that wrote them, and what stands before the names of the image tower.
 
     Raises:
-        Unusable: there are several towers, or one of another library whose patch embedding is a
-            convolution.
+        Unusable: an adapter of PEFT, several towers, or one of another library that timm does not
+            read, or whose patch embedding is a convolution.
     """
+    import timm
+
+    adapted = [name for name in tensors if ADAPTER.search(name)]
+    if adapted:
+        raise Unusable(
+            f"an adapter of PEFT, alone or not merged ({', '.join(adapted[:2])}): save what "
+            "merge_and_unload() returns"
+        )
     found = [match for match in map(PATCH_EMBEDDING.fullmatch, tensors) if match]
     if not found:
         return "timm", ""
@@ -190,6 +157,11 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     library = PATCH_EMBEDDINGS[end]
     if prefix + end == "visual.trunk." + PATCHES:
         library = "open_clip"
+    release = tuple(map(int, re.findall(r"\d+", timm.__version__)[:3]))
+    if library == "big_vision" and release < READS_BIG_VISION:
+        raise Unusable(
+            f"Google's own file, which timm {timm.__version__} does not read: 1.0.31 does"
+        )
     if library != "timm" and tensors[prefix + end].ndim != 2:
         raise Unusable(
             "a patch embedding that is a convolution: weights of one size, not of NaFlex"
@@ -205,7 +177,6 @@ def sizes(tower: Tensors, heads: int = 0) -> dict[str, Any]:
             channels.
     """
     width, pixels = tower[PATCHES].shape
-    inside = len(tower["blocks.0.mlp.fc1.weight"])
     heads = heads or HEADS.get(width, 0)
     if not isinstance(heads, int) or heads < 1 or width % heads:
         raise Unusable(
@@ -213,6 +184,7 @@ def sizes(tower: Tensors, heads: int = 0) -> dict[str, Any]:
             "tells how many there are",
             "give num_heads: add it to --model-kwargs, e.g. num_heads=12",
         )
+    inside = len(tower["blocks.0.mlp.fc1.weight"])
     options = {
         "embed_dim": width,
         "depth": count_blocks(tower),
@@ -225,3 +197,29 @@ def sizes(tower: Tensors, heads: int = 0) -> dict[str, Any]:
     if not has_pooling(tower):
         options["global_pool"] = ""
     return options
+
+
+def big_vision_sizes(tower: Tensors) -> dict[str, Any]:
+    """The same for Google's tower: NumPy arrays under names without a prefix.
+
+    Each block has arrays of its own (``encoderblock_0``), or each array holds all blocks
+    (``encoderblock``), as big_vision's ``scan=True`` makes them.
+
+    Raises:
+        Unusable: there are arrays that timm does not read; counts and names them.
+        KeyError: an array is missing.
+    """
+    unused = [name for name in tower if not BIG_VISION.fullmatch(name)]
+    if unused:
+        raise Unusable(f"{len(unused)} arrays that are not SigLIP-2's ({', '.join(unused[:3])})")
+    blocks = count_blocks(tower)
+    block = "Transformer/encoderblock_0" if blocks else "Transformer/encoderblock"
+    inside = tower[f"{block}/MlpBlock_0/Dense_0/bias"]  # (inside), or (blocks, inside)
+    query = tower[f"{block}/MultiHeadDotProductAttention_0/query/bias"]  # (..., heads, C / heads)
+    outline = {
+        **tower,
+        PATCHES: tower["embedding/kernel"].T,
+        TABLE: tower["pos_embedding"][None],
+        "blocks.0.mlp.fc1.weight": inside.T,
+    }
+    return {**sizes(outline, query.shape[-2]), "depth": blocks or len(inside)}

@@ -11,7 +11,7 @@ from typing import Any
 from ...names import did_you_mean
 from .checkpoints import read_checkpoint
 from .output import one_line
-from .weight_files import HOW_TO_FIT, Unusable
+from .weight_files import HOW_TO_FIT, TAKEN, Unusable
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
@@ -124,38 +124,52 @@ def load_model(
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
-    # What an error says depends on where the weights come from.
-    what = f"the model {name!r}"
-    weights = f"pretrained, {name}"
-    advice = HOW_TO_GIVE
-    found = None
-    if random_weights:
-        weights = "random, untrained, seed 0; position table of sines and cosines"
-        advice = HOW_TO_FIT
-    elif checkpoint is not None:
-        what = f"the checkpoint {checkpoint}"
-        advice = HOW_TO_FIT
-        with load_errors(what, advice):
-            found = read_checkpoint(checkpoint, options)
-        weights = found.words
-        # What a user names comes before what the weights tell.
-        options = {"num_classes": found.classes, **found.options, **options}
+    if checkpoint is not None:
+        errors = load_errors(f"the checkpoint {checkpoint}", f"{TAKEN}; {HOW_TO_FIT}")
+    elif random_weights:
+        errors = load_errors(f"the model {name!r}", HOW_TO_FIT)
     else:
-        with load_errors(what, advice):
-            check_hub(name)
-    from_hub = not random_weights and found is None
-    with load_errors(what, advice), torch.random.fork_rng(devices=[]):
+        errors = load_errors(f"the model {name!r}")
+    with errors, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # also for a head that is not in the weights
-        model = timm.create_model(name, pretrained=from_hub, **options)
-        if found is not None:
-            found.fill(model)
-    if random_weights:
-        _smooth(model.embeds.pos_embed)
-    else:
-        classes = model.pretrained_cfg["num_classes"] if found is None else found.classes
-        if model.num_classes not in (0, classes):
-            weights += f"; an untrained head of {model.num_classes} classes"
+        if checkpoint is not None:
+            model, weights = _with_file(name, checkpoint, options)
+        elif random_weights:
+            model = timm.create_model(name, **options)
+            _smooth(model.embeds.pos_embed)
+            weights = "random, untrained, seed 0; position table of sines and cosines"
+        else:
+            check_hub(name)
+            model = timm.create_model(name, pretrained=True, **options)
+            weights = f"pretrained, {name}"
+    # timm's settings say how many classes the weights have.
+    if not random_weights and model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
+        weights += f"; an untrained head of {model.num_classes} classes"
     return model.eval().to(getattr(torch, dtype)), weights
+
+
+def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any, str]:
+    """A NaFlexVit with the weights of a file, which timm converts as it does those of the hub."""
+    import timm
+
+    file = read_checkpoint(path, given)
+    options = {"num_classes": file.classes, **file.options, **given}
+    # First with the file's own head: with another one, timm would not ask whether the rest fits.
+    classes = options.pop("num_classes")
+    overlay = options.pop("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
+    own = {**file.source, "num_classes": file.classes}
+    model = timm.create_model(
+        name,
+        pretrained=True,
+        num_classes=file.classes,
+        pretrained_cfg_overlay=overlay | own,
+        **options,
+    )
+    for key in file.source:
+        model.pretrained_cfg.pop(key)
+    if classes != file.classes:
+        model.reset_classifier(classes)
+    return model, file.words
 
 
 def _smooth(table: Any) -> None:

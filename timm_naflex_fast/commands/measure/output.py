@@ -41,8 +41,10 @@ def printable(text: object) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The kind of an error and what it says, cut after a word where it is long."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+    """The kind of an error and what it says, without long lists, and cut after a word."""
+    # Of names in quotes, as torch lists those of tensors, the first three.
+    text = re.sub(r'((?:"[^"]+", ){3})(?:"[^"]+"(?:, )?)+', r"\1...", str(error))
+    return textwrap.shorten(f"{type(error).__name__}: {text}", 400, placeholder=" ...")
 
 
 def number(value: float) -> str:

@@ -31,6 +31,7 @@ OTHER_NAMES = (
     r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(npz|bin|pth|pt|ckpt|tar)",
 )
 SHARD = re.compile(r".*-\d+-of-0*([2-9]|[1-9]\d+)\.\w+")
+SHOWN = 8  # names in an error
 SHOWN_BYTES = 24
 TAKEN = (
     "taken are timm's own weights, and SigLIP-2's NaFlex image tower as transformers, open_clip or "
@@ -72,7 +73,14 @@ def find_weights(path: str | Path) -> Path:
         named = _file_of(_revision(named))
     if SHARD.fullmatch(named.name):
         raise Unusable(f"{printable(named.name)}, which is one of several shards, not their index")
-    _check_beginning(named)
+    with open(named, "rb") as opened:
+        start = opened.read(SHOWN_BYTES)
+    # A zip archive (torch, NumPy), a pickle of older releases of torch, or safetensors, where the
+    # length of the JSON comes first, in 8 bytes.
+    is_weights = start.startswith((b"PK", b"\x80")) or start[8:9] == b"{"
+    if not is_weights and not _is_index(named):
+        shown = printable(start.decode("ascii", "backslashreplace"))
+        raise Unusable(f"{printable(named.name)}, which begins with '{shown}'")
     return named
 
 
@@ -81,47 +89,27 @@ def _revision(folder: Path) -> Path:
     revisions = sorted(folder.glob("snapshots/*"))
     main = folder / "refs" / "main"
     if main.is_file():
-        name = main.read_text(encoding="utf-8").strip()
-        revisions = [one for one in revisions if one.name == name] or revisions
+        return folder / "snapshots" / main.read_text(encoding="utf-8").strip()
     if len(revisions) > 1:
-        names = ", ".join(one.name for one in revisions[:8])
+        names = ", ".join(one.name for one in revisions[:SHOWN])
         raise Unusable(
-            f"{len(revisions)} revisions of a model ({names}), of which none is called main: name "
-            f"the folder of one, in {folder / 'snapshots'}"
+            f"{len(revisions)} revisions of a model in {folder / 'snapshots'} ({names}), not one"
         )
     return revisions[0] if revisions else folder
 
 
 def _file_of(folder: Path) -> Path:
     """The one file of weights in a folder."""
-    files = sorted(folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir())
     for pattern in FILES + OTHER_NAMES:
-        found = [file for file in files if re.fullmatch(pattern, file.name, re.IGNORECASE)]
+        found = [name for name in names if re.fullmatch(pattern, name, re.IGNORECASE)]
         if len(found) > 1:
-            names = ", ".join(printable(file.name) for file in found[:8])
-            what = "files of weights: name one of them"
-            if all(SHARD.fullmatch(file.name) for file in found):
-                what = "shards without an index"
-            raise Unusable(f"in {folder} {len(found)} {what} ({names})")
+            what = "shards without an index" if SHARD.fullmatch(found[0]) else "files of weights"
+            shown = printable(", ".join(found[:SHOWN]))
+            raise Unusable(f"{len(found)} {what} in the folder {folder} ({shown}), not one")
         if found:
-            return found[0]
+            return folder / found[0]
     raise Unusable(f"no weights in the folder {folder}")
-
-
-def _check_beginning(file: Path) -> None:
-    """Refuse a file that begins as none of weights does.
-
-    Raises:
-        Unusable: it is no index of shards, no zip archive (torch, NumPy), no pickle of older
-            releases of torch, and no safetensors, which has the length of its JSON in 8 bytes first.
-    """
-    if _is_index(file):
-        return
-    with open(file, "rb") as opened:
-        start = opened.read(SHOWN_BYTES)
-    if not start.startswith((b"PK", b"\x80")) and start[8:9] != b"{":
-        shown = printable(start.decode("ascii", "backslashreplace"))
-        raise Unusable(f"{printable(file.name)}, which begins with '{shown}'")
 
 
 def _is_index(file: Path) -> bool:
