@@ -3,12 +3,13 @@
 import argparse
 import io
 import json
+import os
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
+from zipfile import BadZipFile
 
 import pytest
 import torch
@@ -38,8 +39,10 @@ def test_help_and_wrong_words_import_nothing_heavy():
         *(f"{words} 0" for words in right),
         *(f"{words} 2" for words in wrong),
     ]
-    for name in COMMANDS:  # as the help says
-        assert re.search(rf"^    {name} ", run.stdout, re.M)
+    # The help names every command, in three groups.
+    listed = r"^use:\n(?:    .+\n)+^measure:\n(?:    .+\n)+^port:\n(?:    .+\n){3}"
+    (groups,) = re.findall(listed, run.stdout, re.M)
+    assert re.findall(r"^    (\S+) ", groups, re.M) == [*COMMANDS]
 
 
 def test_the_packages_names_are_found_when_asked_for():
@@ -54,7 +57,11 @@ def test_the_packages_names_are_found_when_asked_for():
 
 @pytest.mark.parametrize(
     ("error", "status", "line"),
-    [(KeyboardInterrupt(), 130, "interrupted"), (ValueError("a\nb\x1b["), 2, "a\\nb\\x1b[")],
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ValueError("a\nb\x1b["), 2, "a\\nb\\x1b["),
+        (BadZipFile("a\nb"), 2, "BadZipFile: a b (--debug shows where)"),
+    ],
 )
 def test_whatever_stops_a_command_is_one_line_of_text(error, status, line, monkeypatch, capsys):
     monkeypatch.setattr("timm_naflex_fast.commands.cli.info.info", Mock(side_effect=error))
@@ -94,22 +101,10 @@ def test_a_terminal_that_cannot_show_a_letter_shows_its_number(monkeypatch):
     assert shown.getvalue().endswith(b"\\xe4.png\n")
 
 
-COMMAND = [sys.executable, "-m", "timm_naflex_fast"]
-
-
-@pytest.fixture(params=[False, True], ids=["buffered", "unbuffered"])
-def buffering(request, monkeypatch):
-    """What is printed fails at once, or at the end."""
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    if request.param:
-        monkeypatch.setenv("PYTHONUNBUFFERED", "1")
-
-
 def test_no_command_lists_them(capsys):
     assert main([]) == 2
     listed = capsys.readouterr().err
-    for name in COMMANDS:
-        assert re.search(rf"^    {name} ", listed, re.M)
+    assert re.findall(r"^    (\S+) ", listed, re.M) == [*COMMANDS]
 
 
 def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):
@@ -130,11 +125,24 @@ def test_debug_shows_the_traceback_of_an_error(capsys):
     assert line.startswith("naflex-fast identify: ")
 
 
+PRINTS = """
+import argparse, sys
+from timm_naflex_fast.commands.cli.main import call
+sys.stdin.read()
+sys.exit(call("naflex-fast", lambda options: print("words"), argparse.Namespace()))
+"""
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
 def test_a_reader_that_goes_away_ends_a_command_without_a_word(buffering):
-    with subprocess.Popen([*COMMAND, "info"], stdout=-1, stderr=-1, text=True) as run:
+    """What is printed fails at once, or at the end."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffering}
+    options = dict(stdin=-1, stdout=-1, stderr=-1, text=True, env=environment)
+    with subprocess.Popen([sys.executable, "-c", PRINTS], **options) as run:
         run.stdout.close()
+        run.stdin.close()
         err = run.stderr.read()
-    assert (run.returncode, err) == (141, "looking at this installation ...\n")
+    assert (run.returncode, err) == (141, "")
 
 
 def found(options):
@@ -162,19 +170,54 @@ def test_figures_that_nobody_asked_for_are_not_written(capsys):
     assert capsys.readouterr().out == "words\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [("drift", "--contenders"), ("bench", "--contenders"), ("record --out new", "--contender")],
-)
-def test_the_older_name_of_modes_works_and_no_help_names_it(command, option, capsys):
-    parser = argparse.ArgumentParser()
-    name, *needed = command.split()
-    import_module(f"timm_naflex_fast.commands.cli.{name}").add_arguments(parser)
-    options = vars(parser.parse_args([*needed, option, "grid_sample"]))
-    assert options.get("modes", [options.get("mode")]) == ["grid_sample"]
-    with pytest.raises(SystemExit):
-        main([*command.split(), option, "nope"])
-    assert f"argument {option}: invalid choice: 'nope'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([command.split()[0], "--help"])
-    assert "contender" not in capsys.readouterr().out
+# What could be typed before the options of the measuring commands became fewer, and still can be.
+MODEL = "--model vit_tiny_patch16_224 --checkpoint a.pth --model-kwargs depth=1 b=x"
+SPELLINGS = [
+    "info --debug",
+    f"drift {MODEL} --images DIR --max-seq-len 9 --batch-size 2 --modes stock grid_sample "
+    "--dtype bfloat16 --interpolation lanczos --against transformers --stage-from patches "
+    "--json - --out DIR --debug",
+    "drift --random-weights --contenders timm-flag-bicubic matmul",
+    f"bench {MODEL} --max-seq-len 9 12 --batch-size 2 --dtype float16 --phase train infer --modes "
+    "stock matmul --device cuda --compile --json FILE",
+    "bench --random-weights --contenders interpolate_cached",
+    "run --mode grid-sample --strict --library timm --library transformers train.py --mode x -- -m",
+    "run -m package.tool --lr 1",
+    "run --module package.tool",
+    f"export {MODEL} --out m.onnx --size 32 48 --max-seq-len 9 --json -",
+    f"record {MODEL} --out DIR --force --images DIR --library transformers --interpolation bilinear "
+    "--max-seq-len 9",
+    "record --random-weights --out DIR --mode timm-flag-bilinear",
+    "record --random-weights --out DIR --contender grid_sample",
+    "compare REFERENCE PORT --json FILE",
+    "identify one.npz two.npy --family qwen3-vl",
+]
+
+
+def test_every_spelling_of_before_is_read(monkeypatch):
+    for words in SPELLINGS:
+        given = words.split()
+        monkeypatch.setattr(f"timm_naflex_fast.commands.cli.{given[0]}.{given[0]}", read := Mock())
+        read.return_value = 0
+        assert main(given) == 0
+        (options,) = read.call_args.args
+        assert options.command == f"naflex-fast {words}"
+
+
+def test_an_older_name_stands_for_the_option_and_no_help_names_it(monkeypatch, capsys):
+    for command, option in (
+        ("drift", "--contenders"),
+        ("bench", "--contenders"),
+        ("record --out new", "--contender"),
+    ):
+        name, *needed = command.split()
+        module = f"timm_naflex_fast.commands.cli.{name}.{name}"
+        monkeypatch.setattr(module, lambda options: print(options) or 0)
+        assert main([name, *needed, option, "grid_sample"]) == 0
+        assert re.search(r"modes?=\[?'grid_sample'", capsys.readouterr().out)
+        with pytest.raises(SystemExit):
+            main([name, *needed, option, "nope"])
+        assert f"argument {option}: invalid choice: 'nope'" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert "contender" not in capsys.readouterr().out

@@ -130,7 +130,7 @@ def test_drift_and_bench_take_it(photos, tmp_path, capsys):
     model.append("pos_embed_grid_size=(6, 6)")
     assert cli.main(["drift", *model, "--images", str(photos), "--modes", "matmul"]) == 0
     assert "same class" in capsys.readouterr().out
-    few = ["--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]
+    few = ["--batch-size", "2", "--max-seq-len", "16", "--phase", "infer"]
     assert cli.main(["bench", *model, *few]) == 0
 
 

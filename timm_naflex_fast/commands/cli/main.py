@@ -18,16 +18,24 @@ from ... import __version__
 from ...names import did_you_mean
 from ..measure.output import check_writable, one_line, printable, to_json
 
-COMMANDS = {  # each is a function of the module of its name
-    "info": "versions, GPUs, and what is patched",
-    "drift": "how far each strategy moves a model from timm's own result",
-    "bench": "how much faster a step of a model becomes, eager or compiled",
-    "run": "run a script, unchanged, with timm patched",
-    "export": "export a model to ONNX or torch.export, verified in every runtime that is installed",
-    "record": "write what a model makes of pictures, stage by stage, for ports to be compared with",
-    "compare": "tell where a port parts from a recording, and why",
-    "identify": "tell how a port resampled its position embeddings",
+# By what they are for; each is a function of the module of its name.
+GROUPS = {
+    "use": {
+        "run": "run a script, unchanged, with timm patched",
+        "export": "export a model to ONNX or torch.export, compared in every runtime that is there",
+        "info": "versions, GPUs, and what is patched",
+    },
+    "measure": {
+        "drift": "how far each mode moves a model from timm's own result",
+        "bench": "how much faster a step of a model becomes, eager or compiled",
+    },
+    "port": {
+        "record": "write what a model makes of pictures, stage by stage, for ports",
+        "compare": "tell where a port parts from a recording, and why",
+        "identify": "tell how a port resampled its position embeddings",
+    },
 }
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 
 
@@ -52,13 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` (default: the command line) names; return the exit status."""
     if argv is None:
         argv = sys.argv[1:]
-    parser = Parser("naflex-fast", description="Fast and exact resampling.")
+    parser = Parser(
+        "naflex-fast",
+        description="Fast and exact resampling.",
+        epilog=list_of_commands(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, help="one of those below"
+    )
     for name, what in COMMANDS.items():
         module = import_module(f".{name}", __package__)
         # Abbreviations would change their meaning with each option that is added.
-        own = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        own = commands.add_parser(name, description=what, allow_abbrev=False)
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         module.add_arguments(own)
         own.set_defaults(action=getattr(module, name), parser=own)
@@ -71,6 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = options.command
     options.command = shlex.join(["naflex-fast", *argv])
     return call(f"naflex-fast {name}", options.action, options)
+
+
+def list_of_commands() -> str:
+    """The commands in their groups, one a line."""
+    lines = []
+    for group, names in GROUPS.items():
+        lines.append(f"{group}:")
+        lines += [f"    {name:<9} {what}" for name, what in names.items()]
+    return "\n".join(lines)
 
 
 def call(
@@ -97,15 +121,12 @@ def call(
     except KeyboardInterrupt:
         status = 130
         message = "interrupted"
-    except (ImportError, ValueError, RuntimeError, OSError) as error:
-        status = 2
-        message = str(error)
-        if getattr(options, "debug", False):
-            traceback.print_exc()
-    # Of a library that has errors of its own, as ONNX Runtime, or of ours.
     except Exception as error:
         status = 2
-        message = f"{one_line(error)} (--debug shows where)"
+        message = str(error)
+        # Of ours, or of a library that has errors of its own, as ONNX Runtime.
+        if not isinstance(error, (ImportError, ValueError, RuntimeError, OSError)):
+            message = f"{one_line(error)} (--debug shows where)"
         if getattr(options, "debug", False):
             traceback.print_exc()
     print(f"{command}: {printable(message)}", file=sys.stderr)
