@@ -9,6 +9,7 @@ from tests.support.oracles import (
     BATCH,
     OLD_TORCH,
     far,
+    relative,
     row_major,
     small_vit,
     trained,
@@ -123,3 +124,24 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy, rounding):
 
     for got, want in zip(graph(table), embed(table), strict=True):
         check(got, want, table, table, rounding)
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="its compiler cannot mark a size as unbacked")
+@torch.no_grad()
+def test_a_number_of_tokens_of_which_the_compiler_knows_nothing():
+    """As vLLM marks the tokens of a vision encoder."""
+    from torch._dynamo.decorators import mark_unbacked
+
+    model = small_vit(depth=1)
+    batches = vit_batch([(4, 6), (7, 3)]), vit_batch([(3, 20), (9, 9)])
+    wants = [model(batch) for batch in batches]
+    with running(strict=True):
+        graph = torch.compile(model, backend="eager", fullgraph=True)
+        for batch, want in zip(batches, wants, strict=True):
+            for tensor in batch.values():
+                mark_unbacked(tensor, 1)
+            assert relative(graph(batch), want) <= 1e-5
+        batch["patch_coord"] = batch["patch_coord"][:, 1:].clone()
+        mark_unbacked(batch["patch_coord"], 1)
+        with pytest.raises(RuntimeError):
+            graph(batch)

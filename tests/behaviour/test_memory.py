@@ -24,16 +24,16 @@ def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, writes_befor
     want = embed(first)
     table = first.clone()
     embed(table)
-    without_autograd = kept.without_autograd
+    unseen = kept.unseen
     moments = ["copying", "resizing"]
 
     def write():  # called before anything is copied or built
         if moments and moments.pop(0) == writes_before:
             table.data.copy_(second)
-        return without_autograd()
+        return unseen()
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "without_autograd", write)
+        patch.setattr(kept, "unseen", write)
         embed(table)
     assert moments == []
     assert torch.equal(table, second)

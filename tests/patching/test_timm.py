@@ -65,7 +65,8 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, monkeypatch):
     weight = model.requires_grad_(False).embeds.proj.weight
     want = project(model)
     enable(model=model, pos_embed="stock")
-    assert relative(project(model), want) <= 1e-5
+    for _ in range(2):  # kept from the second call on
+        assert relative(project(model), want) <= 1e-5
     assert finished_tables() == 1
     with monkeypatch.context() as context:
         context.setattr(kernels, "_resample", None)  # kept, so not computed

@@ -1,5 +1,7 @@
 """What is kept: bounded in bytes, oldest use out first."""
 
+import ctypes
+import os
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
@@ -17,25 +19,30 @@ from timm_naflex_fast.resampling import kept
 
 def nbytes():
     """The bytes that are counted, which must be those of what is kept, at least."""
-    counted = kept._nbytes
-    assert counted == sum(map(kept._bytes_of, kept._entries.values()))
-    assert counted >= sum(tensor.nbytes for tensor in kept_tensors())
-    return counted
+    assert kept._nbytes == sum(entry.nbytes for entry in kept._entries.values())
+    assert kept._nbytes >= sum(tensor.nbytes for tensor in kept_tensors())
+    return kept._nbytes
 
 
-def met(source, *sizes):
-    """Ask for a table of each size, made from ``source``: the sizes of those not kept yet."""
+def asked(source, *keys):
+    """Ask for tensors made of ``source``: the keys of those that were not kept yet."""
     made = []
 
-    def resize(copies, size):
-        made.append(size)
-        return torch.ones(1000)
+    def make(sources, keys):
+        made.extend(keys)
+        return [(key, torch.ones(1000)) for key in keys]
 
-    tables = list(kept.kept_of((source,), list(sizes), resize))
-    assert len(tables) == len(sizes)
-    for table in tables:
-        assert torch.equal(table, torch.ones(1000))
+    found = dict(kept.kept_of_sources((source,), keys, make))
+    assert found.keys() == set(keys)
+    for tensor in found.values():
+        assert torch.equal(tensor, torch.ones(1000))
     return made
+
+
+def asked_twice(source, *keys):
+    """The first call keeps nothing: what it was asked for is made again in the second."""
+    assert asked(source, *keys) == [*keys]
+    return asked(source, *keys)
 
 
 def imported_again(monkeypatch, setting):
@@ -75,33 +82,92 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
     assert nbytes() == 0
 
 
+def empty_entries(n):
+    sources = torch.zeros(n, 8)
+    for k in range(n):
+        kept._entry_of((sources[k],))
+
+
+def small_tensors(n):
+    source = torch.zeros(3)
+    keys = [("size", number) for number in range(n)]
+
+    def make(sources, keys):
+        return ((key, torch.zeros(8)) for key in keys)
+
+    for _ in range(2):
+        kept.kept_of_sources((source,), keys, make)
+
+
+def copies_of_tables(n):
+    tables = torch.randn(n // 20, 16, 16, 8)
+    for k in range(2 * len(tables)):
+        kept._entry_of((tables[k // 2],))
+
+
+def embeddings_and_weights(n):
+    table = torch.randn(16, 16, 768)
+    for k in range(n // 100):
+        resample_pos_embeds(table, [(k % 24 + 1, k // 24 + 1)], mode="bilinear")
+
+
+FILLS = [empty_entries, small_tensors, copies_of_tables, embeddings_and_weights]
+
+
+def resident():
+    """The memory of this process, without what is free and not yet given back."""
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc gives back")
+@pytest.mark.parametrize("fill", FILLS, ids=lambda fill: fill.__name__)
+def test_the_bytes_that_are_counted_are_those_by_which_the_process_grows(fill):
+    # In a process of its own: here freed memory would be used again.
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        torch.set_num_threads(1)
+        fill(400)
+        before = resident(), kept._nbytes
+        fill(40_000)
+        grown = resident() - before[0]
+        os.write(writer, f"{kept._nbytes - before[1]} {grown}".encode())
+        os._exit(0)
+    os.wait()
+    counted, grown = map(int, os.read(reader, 100).split())
+    assert counted > 10 * 2**20
+    assert abs(counted / grown - 1) <= 0.2
+
+
 def test_what_was_not_used_for_the_longest_time_goes_first(monkeypatch):
     first, second, third = torch.zeros(3, 10)
-    monkeypatch.setattr(kept, "_limit", 10_000)  # of two tables
-    size = (1, 1)
+    monkeypatch.setattr(kept, "_limit", 14_000)  # of two tables
     for source in (first, second):
-        assert met(source, size) == [size]
-    assert met(first, size) == []
+        assert asked_twice(source, "key") == ["key"]
+    assert asked(first, "key") == []
 
-    assert met(third, size) == [size]
+    assert asked_twice(third, "key") == ["key"]
 
-    assert met(first, size) == []
-    assert met(second, size) == [size]
+    assert asked(first, "key") == []
+    assert asked_twice(second, "key") == ["key"]
 
 
-@pytest.mark.parametrize("change", ["add_", "forget"])
+@pytest.mark.parametrize("change", ["add_", "data", "forget"])
 def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
     table = torch.ones(10)
-    sizes = [(1, 1), (2, 2), (3, 3)]
-    met(table, *sizes)
+    keys = [1, 2, 3]
+    asked_twice(table, *keys)
     full = nbytes()
     monkeypatch.setattr(kept, "_limit", full)  # exactly what is needed
 
     if change == "add_":
         table.add_(1)
+    elif change == "data":
+        table.data.add_(1)
     else:
         kept.forget((table,))
-    assert met(table, *sizes) == sizes
+    assert asked_twice(table, *keys) == keys
 
     assert nbytes() == full
     assert finished_tables() == 3
@@ -109,34 +175,91 @@ def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
 
 def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
     monkeypatch.setattr(kept, "_limit", 100)
-    assert met(torch.zeros(10), (1, 1)) == [(1, 1)]
+    assert asked_twice(torch.zeros(10), "key") == ["key"]
     assert nbytes() == 0
+
+
+def test_a_part_of_something_larger_is_kept_alone():
+    made = [("key", torch.zeros(1000)[:10])]
+    source = torch.zeros(3)
+    for _ in range(2):
+        kept.kept_of_sources((source,), ["key"], lambda *_: made)
+    assert sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors()) == 4 * (3 + 10)
 
 
 @pytest.mark.parametrize("changed", [0, 1])
 def test_what_is_kept_is_dropped_when_any_source_changes(changed):
     sources = (torch.zeros(3), torch.zeros(3))
-
-    def first_source(copies, key):
-        return copies[0][:]
-
-    list(kept.kept_of(sources, ["made"], first_source))
-    addresses = {tensor.data_ptr() for tensor in kept_tensors()}
-    assert len(addresses) == 3  # two copies, and no view of one
-
+    for _ in range(2):
+        kept.kept_of_sources(sources, ["key"], lambda *_: [("key", torch.ones(3))])
+    assert finished_tables() == 1
     sources[changed].add_(1)
+    assert kept._entry_of(sources) is None
+    assert finished_tables() == 0
 
-    assert not kept._made_of(sources).made
+
+VIEWS = {
+    "detached": lambda table: table.detach(),
+    "without its leading 1": lambda table: table.reshape(4, 5, 3),
+    "a slice": lambda table: table.flatten(0, -2)[-6:].unflatten(0, (2, 3)),
+    "its data": lambda table: table.data,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_new_view_of_a_table_is_the_same_table(view):
+    table = torch.nn.Parameter(torch.randn(1, 4, 5, 3), requires_grad=False)
+    asked_twice(view(table), "key")
+    assert asked(view(table), "key") == []
+    table.data.add_(1)
+    assert asked(view(table), "key") == ["key"]
+
+
+LAYOUTS = {
+    "contiguous": lambda whole: whole[:-1],
+    "transposed": lambda whole: whole.transpose(0, 2),
+    "offset": lambda whole: whole[1:],
+    "last axis of length 1": lambda whole: whole[:1].permute(1, 2, 0),
+    "one number": lambda whole: whole[::2, ::2, ::2][:1, :1, :1],
+    "expanded": lambda whole: whole[:, :1].expand(-1, 5, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64], ids=str)
+def test_a_change_that_moves_no_version_is_seen_in_every_dtype_and_layout(dtype, layout):
+    whole = (torch.randn(4, 5, 3) * 9).to(dtype)
+    source = layout(whole)
+    asked_twice(source, "key")
+    assert asked(source, "key") == []
+    source.data[-1, -1, -1] += 1
+    assert asked(source, "key") == ["key"]
+
+
+def test_the_same_memory_in_another_shape_or_dtype_is_another_source():
+    source = torch.zeros(4, 3)
+    asked_twice(source, "key")
+    assert asked(source.flatten(), "key") == ["key"]
+    assert asked(source.view(torch.int32), "key") == ["key"]
+
+
+def test_zeros_of_another_sign_are_a_change():
+    source = torch.zeros(4)
+    asked_twice(source, "key")
+    source.data.neg_()
+    assert asked(source, "key") == ["key"]
 
 
 def test_what_another_thread_made_meanwhile_counts_once():
     source = torch.zeros(3)
 
-    def resize(copies, key):
-        met(source, key)  # as another thread would
-        return copies[0]
+    def make(sources, keys):
+        asked(source, *keys)  # as another thread would
+        return [(key, torch.ones(1000)) for key in keys]
 
-    list(kept.kept_of((source,), ["made"], resize))
+    for _ in range(2):
+        kept.kept_of_sources((source,), ["key"], make)
+    assert finished_tables() == 1
     assert nbytes()
 
 
@@ -144,6 +267,27 @@ def test_autocast_reaches_nothing_that_is_kept():
     product = kept.kept_by_arguments(lambda n: torch.ones(n, n) @ torch.ones(n, n))
     with torch.autocast("cpu"):
         assert product(2).dtype is torch.float32
+
+
+def test_a_fork_while_another_thread_holds_the_lock_leaves_the_child_a_free_one():
+    from threading import Event, Thread
+
+    held, done = Event(), Event()
+
+    def hold():
+        with kept._lock:
+            held.set()
+            done.wait(1)
+
+    thread = Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if kept._lock.acquire(timeout=5) else 1)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 COORD = row_major([(3, 4)] * 3 + [(7, 1)])  # 7 / 3 is no number of bfloat16

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.support.checks import one_by_one
-from tests.support.oracles import relative, row_major
+from tests.support.checks import by_functions, by_timms_method, one_by_one
+from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
 LAYOUTS = {
@@ -67,3 +67,26 @@ def test_samples_of_one_grid_are_resized_once_whichever_tokens_they_kept(monkeyp
 
     add_pos_embed_(torch.zeros(8, 20, 4), table, coord, strategy="interpolate_cached")
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_timms_bits_in_a_model_that_is_channels_last(mode, antialias):
+    """Wrong ones too: of a grid of one column, where ``matmul`` is right."""
+    if not NEW_TIMM and not antialias:
+        pytest.skip("this timm always antialiases")
+    options = dict(mode=mode, antialias=antialias)
+    case = Case(table_size=(32, 32), channels=48, sizes=[(1, 1)], **options)
+    embeds = case.embeds()
+    table = embeds.pos_embed[0].detach().clone()
+    embeds.to(memory_format=torch.channels_last)
+    for size in [(70, 70), (20, 30), (3, 1), (128, 2)]:
+        coord = row_major([size])
+        want, got, product = torch.zeros(3, 1, coord.shape[1], 48)
+        with torch.no_grad():
+            stock(case, embeds, want, coord)
+            by_timms_method(case, embeds, got, coord, "interpolate_cached")
+            by_functions(case, embeds, product, coord, "matmul")
+        assert torch.equal(got, want)
+        (exact,) = one_by_one(table, [size], dtype=torch.float32, **options)
+        assert relative(product[0], exact) <= 2e-6

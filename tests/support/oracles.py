@@ -301,11 +301,7 @@ def uses(model):
 
 def finished_tables():
     """How many resized tables and kernels are kept."""
-    count = 0
-    for entry in kept._entries.values():
-        made = getattr(entry, "made", {})
-        count += sum(tensor is not None for tensor in made.values())
-    return count
+    return sum(len(entry.tensors) for entry in kept._entries.values())
 
 
 def kept_tensors():
@@ -314,17 +310,15 @@ def kept_tensors():
     def tensors(value):
         if isinstance(value, Tensor):
             return [value]
-        parts = ()
-        if isinstance(value, tuple):
-            parts = value
-        elif hasattr(value, "made"):
-            parts = (*(copy.tensor for copy in value.copies), *value.made.values())
         found = []
-        for part in parts:
+        for part in value if isinstance(value, tuple) else ():
             found += tensors(part)
         return found
 
-    return tensors(tuple(kept._entries.values()))
+    found = []
+    for entry in kept._entries.values():
+        found += tensors((entry.result, *entry.copies, *entry.tensors.values()))
+    return found
 
 
 class Largest(TorchDispatchMode):

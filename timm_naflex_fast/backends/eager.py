@@ -10,6 +10,7 @@ is kept.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,10 +49,9 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
-    resample = strategy.resample
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
-        _add_at_once(x, resample(tables, plan.groups, plan.how), plan)
+        _add_at_once(x, strategy.resample(tables, plan.groups, plan.how), plan)
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(tensor.requires_grad for tensor in tables.tensors)
@@ -59,19 +59,50 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     if trains or watched or (has_grad and x.requires_grad):
         _before_writing(x, tables, plan, trains=trains, watched=watched)
 
+    if watched:
+        with torch.no_grad():
+            _add_at_once(x, strategy.resample(tables, plan.groups, plan.how), plan)
+    else:
+        write(x, tables, plan, strategy, is_frozen=not trains)
+
+
+def write(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy, *, is_frozen: bool) -> None:
+    """:func:`add_plan` without a word to autograd. Of frozen tables, what comes again is kept."""
+    if not x.shape[-1]:
+        return
+    tokens = Tokens(x, plan.counts)
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
-        if trains or watched or not x.is_cpu:
-            embeddings: Iterable[tuple[Size, Tensor]] = resample(tables, plan.groups, plan.how)
+        if is_frozen and x.is_cpu:
+            embeddings = _kept_embeddings(tables, plan, strategy)
         else:
-            embeddings = kept.embeddings(tables, plan.groups, resample, plan.how)
-        if watched:
-            _add_at_once(x, embeddings, plan)
-            return
-        tokens = Tokens(x, plan.counts)
+            embeddings = strategy.resample(tables, plan.groups, plan.how)
         for size, of_grid in embeddings:
             tokens.add(plan.groups[size], of_grid)
+
+
+def _kept_embeddings(
+    tables: Tables, plan: Plan, strategy: Strategy
+) -> Iterable[tuple[Size, Tensor]]:
+    """The embeddings of each grid: what is kept of the tables, and the rest from the strategy."""
+    how = plan.how
+    own_size = tables.own_size(how.spec)  # its embeddings are the table: nothing is summed
+    cells_summed = sum(h * w for h, w in plan.groups if (h, w) != own_size)
+    cells_compared = sum(table.numel() // table.shape[-1] for table in tables.tensors)
+    # To compare the tables costs two reads of each of their cells; to sum, about eight reads of
+    # each cell of a grid. So a table that is much larger than its grids is never compared.
+    if 2 * cells_compared >= 8 * cells_summed:
+        return strategy.resample(tables, plan.groups, how)
+
+    def make(copies: tuple[Tensor, ...], keys: list[Any]) -> Iterable[tuple[Any, Tensor]]:
+        of_copies = type(tables)(copies)
+        for size, of_grid in strategy.resample(of_copies, [key[0] for key in keys], how):
+            yield (size, strategy.name, how), of_grid.to(how.token_dtype)
+
+    keys = [(size, strategy.name, how) for size in plan.groups]
+    made = kept.kept_of_sources(tables.tensors, keys, make)
+    return ((size, of_grid) for (size, _, _), of_grid in made)
 
 
 def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watched: bool) -> None:

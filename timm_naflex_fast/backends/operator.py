@@ -7,6 +7,7 @@ on the host, so CUDA graphs leave it out.
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..resampling.tables import LearnedTable
 from ..strategies import STRATEGIES
 from . import eager
 
-HOW = (
+OPTIONS = (
     "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference, "
     "str strategy"
 )
@@ -52,55 +53,59 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strateg
         spec.ar_preserving,
         spec.reference.name,
         strategy,
+        table.requires_grad and torch.is_grad_enabled(),
     )
     x.copy_(total)  # the compiler removes this copy
 
 
-def _spec_of(how: tuple[Any, ...]) -> ResizeSpec:
-    *options, reference, _ = how
-    fields = [*options, REFERENCES[reference]]
+def _spec_of(options: Sequence[Any]) -> ResizeSpec:
+    *others, reference, _ = options
+    fields = [*others, REFERENCES[reference]]
     return ResizeSpec(*fields)
 
 
 @torch.library.custom_op(
     f"timm_naflex_fast::add_learned_{_RELEASE}",
-    schema=f"(Tensor x, Tensor table, Tensor coord, {HOW}) -> (Tensor, Tensor)",
+    schema=f"(Tensor x, Tensor table, Tensor coord, {OPTIONS}, bool trains) -> (Tensor, Tensor)",
     **_options,
 )
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+def add_learned(
+    x: Tensor, table: Tensor, patch_coord: Tensor, *options_and_trains: Any
+) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
-    strategy = STRATEGIES[how[-1]]
+    *options, trains = options_and_trains
+    strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
-    plan = Coordinates(patch_coord).plan(out, _spec_of(how), strategy.resizes_square)
-    eager.add_plan(out, LearnedTable((table.detach(),)), plan, strategy)
+    plan = Coordinates(patch_coord).plan(out, _spec_of(options), strategy.resizes_square)
+    eager.write(out, LearnedTable((table.detach(),)), plan, strategy, is_frozen=not trains)
     return out, patch_coord.clone()
 
 
 @torch.library.custom_op(
     f"timm_naflex_fast::learned_grad_{_RELEASE}",
-    schema=f"(Tensor g, Tensor coord, SymInt rows, SymInt cols, {HOW}) -> Tensor",
+    schema=f"(Tensor g, Tensor coord, SymInt rows, SymInt cols, {OPTIONS}) -> Tensor",
     **_options,
 )
-def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *how: Any) -> Tensor:
+def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     shape = (rows, cols, g.shape[-1])
-    plan = Coordinates(patch_coord).plan(g, _spec_of(how))
+    plan = Coordinates(patch_coord).plan(g, _spec_of(options))
     return eager.gradients(LearnedTable, [shape], plan, g)[0]
 
 
 @add_learned.register_fake
-def _fake_add(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+def _fake_add(x: Tensor, table: Tensor, patch_coord: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return out, torch.empty_like(patch_coord)
 
 
 @learned_grad.register_fake
-def _fake_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *how: Any) -> Tensor:
+def _fake_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
     return g.new_empty(rows, cols, g.shape[-1], dtype=torch.promote_types(g.dtype, torch.float32))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, table, _, *ctx.how = inputs
+    _, table, _, *ctx.options, _ = inputs
     ctx.rows, ctx.cols, _ = table.shape
     ctx.dtype = table.dtype
     # The copy: the caller may fill the coordinates themselves with those of the next batch.
@@ -115,8 +120,8 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     grad_table = None
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors
-        grad_table = learned_grad(g, patch_coord, ctx.rows, ctx.cols, *ctx.how).to(ctx.dtype)
-    return g, grad_table, None, *[None] * len(ctx.how)
+        grad_table = learned_grad(g, patch_coord, ctx.rows, ctx.cols, *ctx.options).to(ctx.dtype)
+    return g, grad_table, None, *[None] * (len(ctx.options) + 1)
 
 
 add_learned.register_autograd(_backward, setup_context=_setup)

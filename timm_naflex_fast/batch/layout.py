@@ -29,11 +29,16 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         raise ValueError(f"x must be floating point; got {x.dtype}")
     if patch_coord is None:
         return
-    valid = (shape[0], shape[1], 2)
-    if patch_coord.shape != valid:
+    wrong = "patch_coord must hold (y, x) for each token"
+    is_coord = len(patch_coord.shape) == 3 and patch_coord.shape[2] == 2
+    if is_coord and torch.compiler.is_dynamo_compiling():
+        # Of sizes that are marked as unbacked the compiler knows nothing until the graph runs.
+        torch._check(patch_coord.shape[0] == shape[0], lambda: wrong)
+        torch._check(patch_coord.shape[1] == shape[1], lambda: wrong)
+    elif not is_coord or patch_coord.shape[:2] != shape[:2]:
+        valid = (shape[0], shape[1], 2)
         raise ValueError(
-            f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
-            f"got {tuple(patch_coord.shape)}"
+            f"{wrong}, shape {valid} for the shape of x; got {tuple(patch_coord.shape)}"
         )
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..batch.checks import check_interpolation, check_numbers, check_size
-from ..resampling.kept import kept_by_arguments, kept_of, pinned, watched
+from ..resampling.kept import kept_by_arguments, kept_of_sources, pinned, watched
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, product
 from ..resampling.spec import LOOP, ResizeSpec, Size
@@ -183,5 +183,7 @@ def resample_linear_kernel(
     if trains or not weight.is_cpu or context_of(weight) is not None or watched():
         kernel = _resample(weight, resize)
     else:
-        (kernel,) = kept_of((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
+        ((_, kernel),) = kept_of_sources(
+            (weight,), [resize], lambda copies, keys: [(resize, _resample(copies[0], resize))]
+        )
     return kernel.reshape(len(weight), size[0] * size[1] * in_chans)

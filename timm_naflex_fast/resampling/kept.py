@@ -1,18 +1,21 @@
-"""What is kept between calls, under one memory bound but for what CUDA graphs read.
+"""What is kept between calls, in one dictionary under one memory bound.
 
 - ``kept_by_arguments``: results that depend on the arguments alone (unit vectors, the taps of an
   axis, resize steps, pseudo-inverses).
-- ``embeddings``, ``kept_of``: position tables and patch kernels resized from a library's parameters,
-  for as long as the parameters hold the same bits. Those of a deleted model stay until the bound or
-  ``clear_all`` drops them.
-- ``pinned``: what a CUDA graph reads stays in memory for good.
+- ``kept_of_sources``: what is computed from a library's parameters, the sources (position tables,
+  patch kernels), for as long as they hold the same bits.
+- ``pinned``: what a CUDA graph reads stays in memory for good, outside of the bound.
+
+The same source is a tensor with the same place in memory, dtype, shape and strides: a compiled
+graph and a library's view make a new tensor for one parameter in each call. What lies there may
+have changed, also unseen by PyTorch's version counter, so its contents are compared bit by bit.
 
 Dispatch modes watch operators: a selective checkpoint counts them, others change what they return.
-So where one watches (``watched``) nothing is taken from here or put here: every call computes all
-that it needs, in the same order.
+What they see must not depend on what is kept. So results by arguments are computed out of their
+sight, and where one watches (``watched``) nothing of a source is taken or kept.
 
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest
-time goes first.
+time goes first. Entries of a deleted model stay until then, or until ``clear_all``.
 """
 
 import os
@@ -22,31 +25,25 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from itertools import chain
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ..tracing import in_cuda_graph
-from .same_bits import Copy, copy_of, same_bits
-from .spec import Resampling, Size
 
 Result = TypeVar("Result")
+Key = TypeVar("Key", bound=Hashable)
 Sources = tuple[Tensor, ...]
 
-
-@dataclass
-class _Made:
-    """What was made from some tensors, the sources, for as long as they hold these bits."""
-
-    key: tuple[Any, ...]  # among all entries
-    versions: list[int]
-    copies: tuple[Copy, ...] = ()  # of the sources, taken when the first tensor is made
-    made: dict[Hashable, Tensor | None] = field(default_factory=dict)
-    """Tensors by key. None: the key was met once."""
+VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
+# What an object costs beside its numbers, in bytes, as the growth of a process shows
+# (tests/resampling/test_kept.py): an entry with its key, and a tensor or an array.
+ENTRY_BYTES = 704
+TENSOR_BYTES = 768
 
 
 def _limit_of(mib: str) -> int:
@@ -67,17 +64,32 @@ def _limit_of(mib: str) -> int:
     return limit * 2**20
 
 
-VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
+@dataclass
+class _Entry:
+    """One entry of the dictionary."""
+
+    nbytes: int  # about what it takes in memory
+    result: Any = None  # by arguments
+    # Of sources:
+    versions: list[int] = field(default_factory=list)
+    copies: Sources = ()  # what the sources held when the tensors were made; at first none
+    tensors: dict[Hashable, Tensor] = field(default_factory=dict)
+
+
 _limit = _limit_of(os.environ.get(VARIABLE, ""))
+# For whoever writes to the two that follow. Re-entrant: a signal handler may run a model meanwhile.
 _lock = threading.RLock()
-# (function, arguments) to a result, ids of sources to a _Made; the oldest use first.
-_entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the oldest use first
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
+if hasattr(os, "register_at_fork"):  # a child gets no lock that a thread of its parent holds
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 def watched() -> bool:
-    """Whether a mode watches this thread's operators: then nothing is taken or kept.
+    """Whether a mode watches this thread's operators: then nothing of a source is taken or kept.
 
     A default device is a mode too, and harmless: what is built here names its devices.
     """
@@ -96,15 +108,15 @@ def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(function)
     def call(*args: Hashable) -> Result:
-        if watched():
-            return function(*args)
         key = (function, *args)
-        result: Result | None = _use(key)
-        if result is None:
-            with without_autograd():
+        entry = _use(key)
+        if entry is None:
+            with unseen():
                 result = function(*args)
-            _keep(_entries, key, result)
-        return result
+            entry = _Entry(ENTRY_BYTES + _bytes_of(result), result)
+            _keep(key, entry)
+        kept: Result = entry.result
+        return kept
 
     return call
 
@@ -119,141 +131,113 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def embeddings(
-    tables: Any,
-    sizes: Iterable[Size],
-    resample: Callable[..., Iterable[tuple[Size, Tensor]]],
-    how: Resampling,
-) -> Iterable[tuple[Size, Tensor]]:
-    """The embeddings of each size from tables that need no gradient; those of a size that comes
-    again are kept.
+def kept_of_sources(
+    sources: Sources,
+    keys: Iterable[Key],
+    make: Callable[[Sources, list[Key]], Iterable[tuple[Key, Tensor]]],
+) -> Iterable[tuple[Key, Tensor]]:
+    """The tensors of some keys, each with its key: what is kept, and the rest from ``make``.
 
-    Of tables that stay as they are, the first call with a size writes down that it was met, the
-    second keeps its embeddings, and later ones take them: a grid that never comes again would only
-    cost memory. What is kept is taken only if the tables, on a CPU, hold the same bits as then.
+    The first call with these contents keeps nothing: the weights of a teacher change in each step.
+    The second copies the sources, and from then on what is made is kept.
 
     Args:
-        tables: of a kind of ``tables.py``, which imports this file.
-        sizes: of the grids.
-        resample: computes them, a strategy's; with ``how``, its third argument.
+        sources: on a CPU.
+        keys: of the tensors.
+        make: ``make(sources, keys)`` computes those of the keys that are missing.
     """
-    of_tables = _made_of(tables.tensors)
-    own_size = tables.own_size(how.spec)  # its embeddings are the table, of which none is kept
-    again: dict[Any, Size] = {}  # by their keys
-    others = []
-    cells_read = 0
-    # From now on each size has been met.
-    for size in sizes:
-        key = (size, resample, how)
-        if key in of_tables.made and size != own_size:
-            again[key] = size
-            cells_read += size[0] * size[1]
-        else:
-            others.append(size)
-            of_tables.made.setdefault(key)
-
-    # To compare the tables costs two reads of each of their cells; to sum, about eight reads of
-    # each cell of a grid.
-    cells_compared = 0
-    for table in tables.tensors:
-        cells_compared += table.numel() // table.shape[-1]
-    # So a table that is much larger than its grids is never compared.
-    if 2 * cells_compared >= 8 * cells_read:
-        return resample(tables, sizes, how)
-
-    def make(copies: Sources, key: Any) -> Tensor:
-        ((_, of_grid),) = resample(type(tables)(copies), [again[key]], how)
-        return of_grid.to(how.token_dtype)
-
-    taken = zip(again.values(), _take(of_tables, tables.tensors, again, make))
-    if not others:
-        return taken
-    return chain(taken, resample(tables, others, how))
-
-
-def kept_of(
-    sources: Sources, keys: Iterable[Hashable], make: Callable[[Sources, Any], Tensor]
-) -> list[Tensor]:
-    """For each key the tensor that is kept, or a new one: ``make(sources, key)``.
-
-    The contents of the sources, on a CPU, are compared bit by bit on each call.
-    """
-    return _take(_made_of(sources), sources, keys, make)
-
-
-def _made_of(sources: Sources) -> _Made:
-    """What was made from these sources, if they have not changed, as far as their versions tell.
-
-    The weights of a teacher change in each step.
-    """
-    versions = []
-    for source in sources:
-        # An inference tensor has no version, so any constant will do.
-        versions.append(True if source.is_inference() else source._version)
-    key = tuple(map(id, sources))  # ``swap_tensors`` refuses tensors that have weak references
-    of_sources: _Made | None = _use(key)
-    if of_sources is None or of_sources.versions != versions:
-        of_sources = _Made(key, versions)
-        _keep(_entries, key, of_sources)
-    return of_sources
-
-
-def _take(
-    of_sources: _Made,
-    sources: Sources,
-    keys: Iterable[Hashable],
-    make: Callable[[Sources, Any], Tensor],
-) -> list[Tensor]:
-    """What is kept for these keys, made anew if the sources have other bits than then."""
-    if not of_sources.copies or not all(map(same_bits, of_sources.copies, sources)):
-        with without_autograd():
-            copies = tuple(copy_of(source) for source in sources)
-        of_sources = _Made(of_sources.key, of_sources.versions, copies)
-        _keep(_entries, of_sources.key, of_sources)
-    taken = []
+    entry = _entry_of(sources)
+    if entry is None:
+        return make(sources, list(keys))
+    found = []
+    missing = []
     for key in keys:
-        tensor = of_sources.made.get(key)
+        tensor = entry.tensors.get(key)
         if tensor is None:
-            with without_autograd():
-                # From the copies that are compared: another thread may write to the sources.
-                tensor = make(tuple(copy.tensor for copy in of_sources.copies), key)
-                tensor = tensor.clone(memory_format=torch.contiguous_format)  # no view of a copy
-            with _lock:
-                if _use(of_sources.key) is of_sources:  # no other thread has replaced it
-                    _keep(of_sources.made, key, tensor)
-        taken.append(tensor)
-    return taken
+            missing.append(key)
+        else:
+            found.append((key, tensor))
+    if missing:
+        with unseen():
+            # From the copies that are compared: another thread may write to the sources.
+            for key, tensor in make(entry.copies, missing):
+                # A part of something larger would keep all of it in memory.
+                if tensor.untyped_storage().nbytes() > tensor.nbytes:
+                    tensor = tensor.clone(memory_format=torch.contiguous_format)
+                _keep_tensor(_place(sources), entry, key, tensor)
+                found.append((key, tensor))
+    return found
 
 
 def forget(sources: Sources) -> None:
-    """Drop what is kept of these sources: they are about to change."""
-    global _nbytes
+    """Drop what is kept of these sources: they are about to change, and training needs memory."""
     with _lock:
-        # Its copies would hold the old numbers, and memory that training needs.
-        _nbytes -= _bytes_of(_entries.pop(tuple(map(id, sources)), None))
+        _drop(_place(sources))
 
 
 def clear_all() -> None:
     """Drop everything."""
-    global _nbytes
     with _lock:
-        _entries.clear()
-        _nbytes = 0
+        for key in list(_entries):
+            _drop(key)
 
 
 @contextmanager
-def without_autograd() -> Iterator[None]:
-    """Build what is kept in this context: without inference mode, gradient or autocast.
+def unseen() -> Iterator[None]:
+    """Compute what is kept in this context: out of the sight of modes, autograd and autocast.
 
     A kept inference tensor could not be used in training later.
     """
+    no_modes = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
     on_cpu = torch.autocast("cpu", enabled=False)
     on_cuda = torch.autocast("cuda", enabled=False)
-    with torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
+    with no_modes[0], no_modes[1], torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
         yield
 
 
-def _use(key: Any) -> Any:
+def _entry_of(sources: Sources) -> _Entry | None:
+    """The entry of these sources, with copies of what they hold; None in the first call with that."""
+    versions = []
+    for source in sources:
+        # An inference tensor has no version, so any constant will do.
+        versions.append(0 if source.is_inference() else source._version)
+    place = _place(sources)
+    entry = _use(place)
+    # As far as the versions tell, which cost nothing.
+    if entry is None or entry.versions != versions:
+        _keep(place, _Entry(ENTRY_BYTES, versions=versions))
+        return None
+    if not entry.copies:
+        with unseen():
+            copies = tuple(source.clone() for source in sources)
+        entry = _Entry(ENTRY_BYTES + _bytes_of(copies), versions=versions, copies=copies)
+        _keep(place, entry)
+    elif not all(map(_same_bits, entry.copies, sources)):
+        _keep(place, _Entry(ENTRY_BYTES, versions=versions))
+        return None
+    return entry
+
+
+def _place(sources: Sources) -> Hashable:
+    """Where the sources lie in memory, and how."""
+    return tuple((s.data_ptr(), s.dtype, s.shape, s.stride()) for s in sources)
+
+
+def _same_bits(copy: Tensor, now: Tensor) -> bool:
+    """Whether a tensor of the same dtype and shape has the bits of its copy."""
+    return np.array_equal(_words(copy), _words(now))
+
+
+def _words(tensor: Tensor) -> Any:
+    """The memory of a tensor, cell after cell, as NumPy's integers; of a copy if need be."""
+    tensor = tensor.detach().contiguous()
+    # One axis first: an axis of length 1 may have any stride, and PyTorch then finds no bytes.
+    line = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+    # Eight bytes at a time, where they come out even, take half of the time.
+    return line if line.size % 8 else line.view(np.int64)
+
+
+def _use(key: Hashable) -> _Entry | None:
     """An entry, which becomes the newest in use; None if there is none."""
     try:
         _entries.move_to_end(key)
@@ -262,25 +246,45 @@ def _use(key: Any) -> Any:
         return None
 
 
-def _keep(entries: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep ``value`` among all entries, or among the tables of one; drop the oldest in use."""
+def _keep(key: Hashable, entry: _Entry) -> None:
+    """Put an entry in place of an older one, and drop the oldest in use."""
     global _nbytes
     with _lock:
-        _nbytes += _bytes_of(value) - _bytes_of(entries.pop(key, None))
-        entries[key] = value
-        # What was just put in may go as well, if it alone is larger than the bound.
-        while _nbytes > _limit and _entries:
-            _, oldest = _entries.popitem(last=False)
-            _nbytes -= _bytes_of(oldest)
+        _drop(key)
+        _entries[key] = entry
+        _nbytes += entry.nbytes
+        _drop_oldest()
+
+
+def _keep_tensor(place: Hashable, entry: _Entry, key: Hashable, tensor: Tensor) -> None:
+    """Put a tensor into an entry of sources, unless another thread has replaced the entry."""
+    global _nbytes
+    with _lock:
+        if _entries.get(place) is not entry or key in entry.tensors:
+            return
+        entry.tensors[key] = tensor
+        nbytes = _bytes_of(tensor)
+        entry.nbytes += nbytes
+        _nbytes += nbytes
+        _drop_oldest()
+
+
+def _drop_oldest() -> None:
+    """Drop the oldest in use while there is too much; what was just put in may go as well."""
+    while _nbytes > _limit and _entries:
+        _drop(next(iter(_entries)))
+
+
+def _drop(key: Hashable) -> None:
+    """Drop an entry, if there is one."""
+    global _nbytes
+    entry = _entries.pop(key, None)
+    if entry is not None:
+        _nbytes -= entry.nbytes
 
 
 def _bytes_of(value: Any) -> int:
-    """About what it takes in memory; 0 for None."""
-    if value is None:
-        return 0
-    if isinstance(value, _Made):
-        copies = tuple(copy.tensor for copy in value.copies)
-        return _bytes_of((*copies, *value.made.values()))
+    """About what a result takes in memory: a tensor, an array, a tuple of them, or something small."""
     if isinstance(value, tuple):
-        return 128 + sum(map(_bytes_of, value))
-    return 256 + getattr(value, "nbytes", 0)
+        return sum(map(_bytes_of, value))
+    return TENSOR_BYTES + getattr(value, "nbytes", 0)

@@ -32,13 +32,17 @@ def interpolate(
 
     It is computed, and returned, in ``dtype``.
     """
-    # Cell after cell in memory, whatever the table's own layout is: resized with antialiasing to a
-    # width of 1, every other layout gives wrong numbers (PyTorch 2.4 to 2.15). The view gives axes
-    # of length 1 the usual strides, which PyTorch asks for too: NumPy's new axes have stride 0.
-    shape = table.shape[-1 - len(lengths) :]
-    images = table.to(dtype).contiguous().view(1, *shape).movedim(-1, 1)  # (1, C, H0, W0)
+    images = table.to(dtype)
+    # timm hands over its tables (1, H0, W0, C) in whatever layout they have. Which of its kernels
+    # PyTorch takes, and so the last bits, depends on that.
+    if table.ndim != 4 or table.is_contiguous():
+        # Other tables cell after cell: resized with antialiasing to a width of 1, every other
+        # layout gives wrong numbers (PyTorch 2.4 to 2.15). The view gives axes of length 1 the
+        # usual strides, which PyTorch asks for too: NumPy's new axes have stride 0.
+        shape = table.shape[-1 - len(lengths) :]
+        images = images.contiguous().view(1, *shape)
     resized = F.interpolate(
-        images,
+        images.movedim(-1, 1),  # (1, C, H0, W0)
         lengths,
         mode=spec.interpolation,
         align_corners=spec.align_corners,
