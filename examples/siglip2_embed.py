@@ -73,7 +73,7 @@ def timm_tower(options: argparse.Namespace) -> Tower:
     if model.global_pool == "":
         raise ValueError(NOTHING_POOLED)
     model.reset_classifier(0)
-    transform = eval_transform(model, options.max_seq_len)
+    transform = eval_transform(model, options.max_seq_len, options.interpolation)
     collate = partial(collated, NaFlexCollator(options.max_seq_len))
     return Tower(model, weights, transform, collate, model)
 
@@ -279,6 +279,8 @@ def run(options: argparse.Namespace) -> int:
         "max_seq_len": options.max_seq_len,
         "dtype": options.dtype,
     }
+    if options.library == "timm":  # transformers' processor has its own
+        settings["interpolation"] = options.interpolation
     tower.model.to(options.device, getattr(torch, options.dtype))
     output = Output(options.out, settings)
 
@@ -361,6 +363,12 @@ def main(argv: list[str] | None = None) -> int:
         default=256,
         metavar="N",
         help="most patches per image (256)",
+    )
+    parser.add_argument(
+        "--interpolation",
+        choices=("bilinear", "bicubic"),
+        default="bilinear",
+        help="of timm's pictures: bilinear, as SigLIP-2 was trained; timm's settings say bicubic",
     )
     parser.add_argument(
         "--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)"

@@ -66,7 +66,8 @@ def read(out):
 def pooled_by_timm(photos, dtype):
     """Unpatched timm, one image at a time, in the order of the paths."""
     model = load_model(NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
-    folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=1)
+    options = {"max_seq_len": 36, "batch_size": 1, "interpolation": "bilinear"}
+    folder = NaFlexImages(image_sources(photos), model, **options)
     with torch.inference_mode():
         return torch.cat(
             [model(batch | {"patches": batch["patches"].to(dtype)}) for batch, _ in folder]

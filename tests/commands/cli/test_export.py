@@ -141,6 +141,13 @@ def test_a_file_that_a_runtime_gets_wrong_is_not_written(says, loaded, tmp_path,
 
 
 @EXPORTS
+@pytest.mark.slow
+def test_a_runtime_that_never_computes_in_float32_proves_nothing(loaded, tmp_path):
+    loaded("torch.export", bfloat16=lambda output: output)
+    assert export(tmp_path / "m.pt2") == 1
+
+
+@EXPORTS
 def test_each_precision_has_a_line_and_float32_decides(loaded, tmp_path, capsys):
     loaded("torch.export", bfloat16=CHANGES["wrong"], float32=lambda output: output)
 
