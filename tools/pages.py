@@ -24,6 +24,7 @@ MADE = (
     sections.drift_peers,
     sections.siglip2_figures,
     sections.agreement,
+    sections.in_timm,
     sections.versions,
     races.speed,
     races.position,
