@@ -9,8 +9,8 @@ It adds what timm's loop adds (antialiased, within rounding), compiles into one 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.output import check_writable, positive, provenance, to_json
 
 Row = dict[str, Any]
+LOOP = "timm's loop"
 OURS = "this package"
+CONTENDERS = (LOOP, "timm's flag", "forty lines", OURS)
+WARM_UP = 3  # rounds: then what is kept of a frozen table is there
 GRIDS = [(16, 16), (9, 28), (25, 10), (5, 50), (12, 20), (1, 200), (200, 1), (30, 8)]
 
 
@@ -88,63 +91,67 @@ def make_embeds(interpolation: str) -> NaFlexEmbeds:
     return embeds
 
 
-def measure(interpolation: str, batch: int, rounds: int) -> list[Row]:
-    """The shortest times in turns, and the largest difference from timm's loop."""
-    embeds = make_embeds(interpolation)
-    coord = coordinates([GRIDS[i % len(GRIDS)] for i in range(batch)])
-    shape = (*coord.shape[:2], 768)
-    tokens = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    is_bicubic = interpolation == "bicubic"
+class Step:
+    """One step by each contender: to add the embeddings; in training, their gradients too."""
 
-    def by_timms_method(x: Tensor) -> None:
-        embeds._apply_learned_naflex_pos_embed(x, coord)
+    def __init__(self, interpolation: str, batch: int) -> None:
+        self.embeds = make_embeds(interpolation)
+        self.is_bicubic = interpolation == "bicubic"
+        self.coord = coordinates([GRIDS[i % len(GRIDS)] for i in range(batch)])  # (B, N, 2)
+        shape = (*self.coord.shape[:2], 768)
+        self.tokens = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        self.upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        grid = self.coord.amax(1, keepdim=True) + 1
+        self.has_cell = torch.arange(shape[1]) < grid.prod(2)  # (B, N)
 
-    contenders: dict[str, Callable[[Tensor], None]] = {
-        "timm's loop": by_timms_method,
-        "timm's flag": lambda x: embeds._apply_learned_naflex_pos_embed_grid_sample(x, coord),
-        "forty lines": lambda x: add_pos_embed(x, embeds.pos_embed, coord, is_bicubic),
-        OURS: by_timms_method,
-    }
+    def add(self, contender: str, x: Tensor) -> None:
+        """Add by one contender."""
+        if contender == "forty lines":
+            add_pos_embed(x, self.embeds.pos_embed, self.coord, self.is_bicubic)
+        elif contender == "timm's flag":
+            self.embeds._apply_learned_naflex_pos_embed_grid_sample(x, self.coord)
+        else:
+            self.embeds._apply_learned_naflex_pos_embed(x, self.coord)
 
-    def run(name: str, phase: str) -> tuple[float, Tensor]:
-        trains = phase == "train"
-        replaced: Any = nullcontext()
-        if name == OURS:
-            replaced = timm_naflex_fast.enable()
-        with replaced, torch.set_grad_enabled(trains):
-            x = tokens.clone().requires_grad_(trains) * 1
+    def run(self, contender: str, trains: bool) -> tuple[float, Tensor]:
+        """Milliseconds, and the tokens (T, 768) that have a cell."""
+        ours = nullcontext() if contender != OURS else timm_naflex_fast.enable()
+        with ours, torch.set_grad_enabled(trains):
+            x = self.tokens.clone().requires_grad_(trains) * 1
             start = time.perf_counter()
-            contenders[name](x)
+            self.add(contender, x)
             if trains:
-                embeds.pos_embed.grad = None
-                x.backward(upstream)
-            return 1e3 * (time.perf_counter() - start), x.detach()
+                self.embeds.pos_embed.grad = None
+                x.backward(self.upstream)
+            return 1e3 * (time.perf_counter() - start), x.detach()[self.has_cell]
 
+
+def measure(batch: int, rounds: int) -> list[Row]:
+    """The shortest times in turns, and the largest difference from timm's loop."""
+    steps = {name: Step(name, batch) for name in ("bilinear", "bicubic")}
     rows = []
     for phase in ("train", "infer"):
-        times: dict[str, list[float]] = {name: [] for name in contenders}
+        cases = list(product(steps, CONTENDERS))
+        times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
         results = {}
-        for (
-            name
-        ) in contenders:  # the first calls: what is kept of a frozen table is there after them
-            for _ in range(3):
-                _, results[name] = run(name, phase)
-        for _ in range(rounds):
-            for name in contenders:
-                times[name].append(run(name, phase)[0])
-        has_cell = torch.arange(shape[1]) < (coord.amax(1, keepdim=True) + 1).prod(2)
-        for name, result in results.items():
-            off = (result - results["timm's loop"]).abs()[has_cell]
+        for _ in range(WARM_UP + rounds):
+            for interpolation, contender in cases:
+                step = steps[interpolation]
+                ms, results[interpolation, contender] = step.run(contender, phase == "train")
+                times[interpolation, contender].append(ms)
+
+        for interpolation, contender in cases:
+            timed = times[interpolation, contender][WARM_UP:]
+            off = results[interpolation, contender] - results[interpolation, LOOP]
             rows.append(
                 {
                     "interpolation": interpolation,
                     "phase": phase,
                     "batch": batch,
-                    "contender": name,
-                    "ms": min(times[name]),
-                    "median_ms": statistics.median(times[name]),
-                    "off": off.max().item(),
+                    "contender": contender,
+                    "ms": min(timed),
+                    "median_ms": statistics.median(timed),
+                    "off": off.abs().max().item(),
                 }
             )
     return rows
@@ -163,9 +170,7 @@ def main() -> None:
         check_writable(args.json)
 
     start = time.perf_counter()
-    rows = []
-    for interpolation in ("bilinear", "bicubic"):
-        rows += measure(interpolation, args.batch, args.rounds)
+    rows = measure(args.batch, args.rounds)
     for row in rows:
         print(
             "{interpolation:9} {phase:6} {contender:14} {ms:8.1f} ms  off {off:.1e}".format(**row)

@@ -14,7 +14,7 @@ import sys
 
 from page_parts import races, sections
 from page_parts.interface import api
-from page_parts.pictures import draw_conventions, draw_drift, draw_graphs
+from page_parts.pictures import draw_drift, draw_graphs
 from page_parts.results import RESULTS, ROOT
 
 MADE = (
@@ -68,7 +68,6 @@ def main() -> int:
         return int(is_old)
     draw_drift()
     draw_graphs()
-    draw_conventions()
     return 0
 
 

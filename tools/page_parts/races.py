@@ -135,6 +135,7 @@ def counts() -> str:
     """What a training step costs on a GPU: counted, and an estimate of the time."""
     records = read("counts")
     lines = []
+    estimates: dict[str, dict[str, str]] = {}  # by workload and contender
     for record in records:
         for row in record["rows"]:
             if row["phase"] != "train":
@@ -145,9 +146,15 @@ def counts() -> str:
             line += [f"{row['host_waits']:,}", f"{row['operators']:,}"]
             line += [number(row[key] / 1e9) for key in ("read", "written", "peak")]
             lines.append([*line, number(estimate)])
+            estimates.setdefault(row["workload"], {})[row["contender"]] = number(estimate)
     headings = ["workload", "mode", "waits for the device", "operators", "read, GB", "written, GB"]
     headings += ["peak beyond x, GB", "estimate, ms"]
-    return table(headings, lines, records, measure_again(records))
+    said = []
+    for workload, ms in estimates.items():
+        said.append(f"{ms[FLAG]}, {ms[OURS]} and {ms[BASELINE]} ms ({workload})")
+    shown = table(headings, lines, records, measure_again(records))
+    order = f"timm's flag (`{FLAG}`), which gives other embeddings, `{OURS}` and timm's loop"
+    return f"{shown}\n\nThe estimates of {order}: {'; '.join(said)}."
 
 
 def steps() -> str:

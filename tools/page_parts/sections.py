@@ -67,11 +67,13 @@ def first_screen() -> str:
             embeddings = "equal but for rounding"
         lines.append([name, embeddings, compiled["graphs"], compiled["breaks"], works])
 
-    headings = ["20 training batches of 4 lengths", "position embeddings"]
+    headings = ["", "position embeddings"]  # the second stands within 400 pixels
     headings += ["graphs", "breaks", "export"]
     again = measure_again([record])
     shown = table(headings, lines, [record, report["made"]], again)
-    return "\n\n".join([shown, f"{share_of_a_step()} {distance_from_big_vision()}"])
+    counted = "Graphs and breaks are those of 20 training batches of 4 lengths."
+    said = f"{counted} {share_of_a_step()} {distance_from_big_vision()}"
+    return f"{shown}\n\n{said}"
 
 
 def graphs_text(row: Row) -> str:
