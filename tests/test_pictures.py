@@ -61,7 +61,7 @@ def test_pictures_of_any_size_and_mode_become_one_padded_batch():
         (["photo.jpg"], {}, TypeError, "a sequence of PIL images"),
         ([], {}, ValueError, "one PIL image or more"),
         ([picture(8, 8)], {"max_seq_len": None}, ValueError, "settings lack max_seq_len"),
-        ([picture(8, 8)], {"channels": "4"}, ValueError, "1 or 3 channels; the model takes 4"),
+        ([picture(8, 8)], {"channels": "4"}, ValueError, "takes 4 channels; pictures have 1 or 3"),
     ],
 )
 def test_what_cannot_be_cut_is_named(pictures, change, error, says):

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INPUTS = ("patches", "patch_coord", "patch_valid")
+# The order of the numbers in one patch.
+CHANNELS_LAST = "y, x, channel"
 CHANNELS_FIRST = "channel, y, x"
+COLOURS = {"1": "L", "3": "RGB"}  # Pillow's mode by the number of channels
 NEEDED = ("patch_size", "patch_order", "channels", "mean", "std", "interpolation", "max_seq_len")
 
 
@@ -54,8 +57,8 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
     if not pictures:
         raise ValueError("pictures is empty; valid: one PIL image or more")
     # Settings come from a file: they are looked at before any picture is decoded.
-    transform = _transform(settings)
-    colours = {"1": "L", "3": "RGB"}[settings["channels"]]
+    transform = transform_of(settings)
+    colours = COLOURS[settings["channels"]]
     samples = []
     for picture in pictures:
         # timm's transform would take a photo as the camera lay, and 16 bits as white.
@@ -65,23 +68,56 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
     return {name: batch[name] for name in INPUTS}
 
 
-def _transform(settings: Mapping[str, str]) -> Any:
-    """timm's eval transform, from a PIL image to its patches."""
+def settings_of(model: Any) -> dict[str, str]:
+    """How pictures become the patches of a NaFlexVit: texts by their names, all of ``NEEDED`` but
+    max_seq_len.
+    """
+    from timm.data import resolve_data_config
+
+    embeds = model.embeds
+    config = resolve_data_config({}, model=model)
+    order = CHANNELS_LAST
+    if not getattr(embeds, "channels_last", True):  # older releases have no other order
+        order = CHANNELS_FIRST
+    return {
+        "patch_size": json.dumps(embeds.patch_size),
+        "patch_order": order,
+        "channels": str(embeds.in_chans),
+        "mean": json.dumps(config["mean"][: embeds.in_chans]),
+        "std": json.dumps(config["std"][: embeds.in_chans]),
+        "interpolation": config["interpolation"],
+    }
+
+
+def transform_of(settings: Mapping[str, str]) -> Any:
+    """timm's eval transform, from a PIL image to its patches. Nothing is cropped.
+
+    Raises:
+        ValueError: settings that are missing, or another number of channels than 1 and 3.
+    """
+    from timm.data import create_transform
+
     missing = [name for name in NEEDED if name not in settings]
     if missing:
         raise ValueError(
             f"settings lack {', '.join(missing)}: give the metadata of a file that naflex-fast "
             "export wrote without --size"
         )
-    if settings["channels"] not in ("1", "3"):
-        raise ValueError(f"pictures have 1 or 3 channels; the model takes {settings['channels']}")
-    return patch_transform(
-        channels_last=settings["patch_order"] != CHANNELS_FIRST,
+    channels = settings["channels"]
+    if channels not in COLOURS:
+        raise ValueError(f"the model takes {channels} channels; pictures have 1 or 3")
+    order = {}
+    if settings["patch_order"] == CHANNELS_FIRST:
+        order["patchify_channels_last"] = False
+    return create_transform(
+        naflex=True,
+        patchify=True,
         patch_size=tuple(json.loads(settings["patch_size"])),
         mean=json.loads(settings["mean"]),
         std=json.loads(settings["std"]),
         interpolation=settings["interpolation"],
         max_seq_len=int(settings["max_seq_len"]),
+        **order,
     )
 
 
@@ -119,17 +155,3 @@ def _scaled(image: Any) -> Any:
     if image.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise ValueError("its numbers are neither 8 nor 16 bits")
     return Image.fromarray(np.round(values / 257).astype(np.uint8))
-
-
-def patch_transform(channels_last: bool, **settings: Any) -> Any:
-    """timm's eval transform, from a PIL image to its patches.
-
-    Args:
-        channels_last: whether a patch is (y, x, channel), and not (channel, y, x).
-        settings: patch_size, mean, std, interpolation and max_seq_len, as timm takes them.
-    """
-    from timm.data import create_transform
-
-    if not channels_last:
-        settings["patchify_channels_last"] = False
-    return create_transform(naflex=True, patchify=True, **settings)

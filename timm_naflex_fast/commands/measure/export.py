@@ -17,11 +17,10 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import resolve_data_config
 from torch import Tensor
 
 from ... import __version__, enable
-from ...pictures import CHANNELS_FIRST
+from ...pictures import settings_of
 from .bench.model import random_batch
 from .models import fingerprint
 
@@ -38,8 +37,6 @@ BATCHES: list[tuple[Any, int]] = [
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
 FLOAT32 = "float32"
 METADATA = "metadata.json"  # the name that a .pt2 file gives its metadata
-# The order of the numbers in one patch.
-CHANNELS_LAST = "y, x, channel"
 OPENVINO_PRECISION = "INFERENCE_PRECISION_HINT"
 PRECISIONS = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}  # OpenVINO's names of them
 
@@ -124,22 +121,12 @@ def describe(model: Any) -> dict[str, str]:
 
     Texts by their names; :func:`timm_naflex_fast.pictures.patches_of` reads them.
     """
-    embeds = model.embeds
-    config = resolve_data_config({}, model=model)
-    order = CHANNELS_LAST
-    if not getattr(embeds, "channels_last", True):  # older releases have no other order
-        order = CHANNELS_FIRST
     return {
         "weights_sha256": fingerprint(model),
         "timm_naflex_fast": __version__,
         "timm": timm.__version__,
         "torch": torch.__version__,
-        "patch_size": json.dumps(embeds.patch_size),
-        "patch_order": order,
-        "channels": str(embeds.in_chans),
-        "mean": json.dumps(config["mean"][: embeds.in_chans]),
-        "std": json.dumps(config["std"][: embeds.in_chans]),
-        "interpolation": config["interpolation"],
+        **settings_of(model),
     }
 
 

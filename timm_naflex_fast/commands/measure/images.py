@@ -8,7 +8,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ...pictures import convert, patch_transform
+from ...pictures import COLOURS, convert, settings_of, transform_of
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
@@ -106,7 +106,7 @@ class NaFlexImages:
 
         collate = NaFlexCollator(max_seq_len=self.max_seq_len)
         prepare = eval_transform(self.model, self.max_seq_len, self.interpolation)
-        colours = "L" if self.model.embeds.in_chans == 1 else "RGB"
+        colours = COLOURS[str(self.model.embeds.in_chans)]
         images = read(self.sources, lambda image: prepare(convert(image, colours)), self.skipped)
         while group := list(islice(images, self.batch_size)):
             names, samples = zip(*group)
@@ -118,9 +118,6 @@ class NaFlexImages:
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
     """timm's eval transform for the model: from a PIL image to patches, as the model reads them.
 
-    The one place that decides it: size of a patch, order of the numbers in it, channels, mean,
-    standard deviation and filter are the model's own. Nothing is cropped.
-
     Args:
         model: a NaFlexVit of 1 or 3 channels; its data configuration is used.
         max_seq_len: most patches an image is resized to.
@@ -129,26 +126,15 @@ def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = Non
     Raises:
         ValueError: the model takes no patches, or other channels than pictures have.
     """
-    from timm.data import resolve_data_config
-
-    embeds = model.embeds
-    if not embeds.is_linear:
+    if not model.embeds.is_linear:
         raise ValueError(
             "the model's patch embedding is a convolution, which takes no patches; valid: "
             "embed_proj_type='linear'"
         )
-    if embeds.in_chans not in (1, 3):
-        raise ValueError(f"the model takes {embeds.in_chans} channels; pictures have 1 or 3")
-    config = resolve_data_config({"interpolation": interpolation}, model=model)
-    return patch_transform(
-        # Older releases of timm know no other order than (y, x, channel).
-        channels_last=getattr(embeds, "channels_last", True),
-        patch_size=tuple(embeds.patch_size),
-        mean=config["mean"][: embeds.in_chans],
-        std=config["std"][: embeds.in_chans],
-        interpolation=config["interpolation"],
-        max_seq_len=max_seq_len,
-    )
+    settings = settings_of(model) | {"max_seq_len": str(max_seq_len)}
+    if interpolation:
+        settings["interpolation"] = interpolation
+    return transform_of(settings)
 
 
 def photos() -> list[Source]:

@@ -124,33 +124,39 @@ def survey(
     names = [*dict.fromkeys([BASELINE, *modes])]  # each once
     if model.embeds.pos_embed_type != "learned":
         names = [name for name in names if not name.startswith("timm-flag-")]
+    results = _run_all(model, batches, names, advance)
+    timms = results[BASELINE]
+    drift = {name: _drift(ours, timms) for name, ours in results.items()}
+    return Survey(len(timms["grid"]), drift, _by_grid(tables.size, results))
+
+
+def _run_all(
+    model: Any, batches: Batches, names: Sequence[str], advance: Callable[[float], Any]
+) -> dict[str, Tensors]:
+    """The results of each mode, a tensor (N, ...) of each kind for N images; timm's own is first."""
     rounding = FLOAT32 + torch.finfo(next(model.parameters()).dtype).eps
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
     for batch, labels in batches:
-        timms = _forward(model, batch, BASELINE)
+        outputs: dict[str, Tensors] = {}
         for name in names:
-            ours = timms
-            if name != BASELINE:
-                ours = _forward(model, batch, name)
-            found = _compare(ours, timms, rounding)
+            outputs[name] = _forward(model, batch, name)
+            found = _compare(outputs[name], outputs[BASELINE], rounding)
             found["grid"] = batch["patch_coord"].amax(1).long() + 1  # (B, 2)
-            if labels is not None and "logits" in ours:
-                found["accuracy"] = ours["logits"].argmax(-1) == labels
+            if labels is not None and "classes" in outputs[name]:
+                found["accuracy"] = outputs[name]["classes"] == labels
             parts[name].append(found)
             advance(1 / len(names))
-    # Of all batches a tensor (N, ...) of each kind, for N images.
     results = {}
     for name, some in parts.items():
         results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
-    drift = {name: _drift(one, results[BASELINE]) for name, one in results.items()}
-    return Survey(len(results[BASELINE]["grid"]), drift, _by_grid(tables.size, results))
+    return results
 
 
 def _forward(model: Any, inputs: dict[str, Any], mode: str) -> Tensors:
     """What the model computes for a batch in this mode.
 
     Its embedded tokens (B, N, C) and its output (B, D), in float64; of a model that pools nothing
-    the last tokens (B, N, C), 0 for padding. And its logits (B, classes), if it has some.
+    the last tokens (B, N, C), 0 for padding. And the predicted classes (B,), if it has some.
 
     Raises:
         ValueError: infinity or NaN in one of them.
@@ -166,6 +172,7 @@ def _forward(model: Any, inputs: dict[str, Any], mode: str) -> Tensors:
         found["output"] = _of_patches(inside["output"], valid)
     elif model.num_classes:
         found["logits"] = logits
+        found["classes"] = logits.argmax(-1)
     for what, values in found.items():
         if not values.isfinite().all():
             raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN in {dtype}")
@@ -208,8 +215,8 @@ def _compare(ours: Tensors, timms: Tensors, rounding: float) -> Tensors:
     }
     if ours["output"].ndim == 2:
         results["directions"] = directions
-    if "logits" in ours:
-        results["agreement"] = ours["logits"].argmax(-1) == timms["logits"].argmax(-1)
+    if "classes" in ours:
+        results["agreement"] = ours["classes"] == timms["classes"]
     return results
 
 
