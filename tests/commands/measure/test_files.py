@@ -8,10 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.oracles import small_vit
 from timm_naflex_fast import __version__
 from timm_naflex_fast.commands.measure import output
-from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources, read
+from timm_naflex_fast.commands.measure.images import image_sources, read
 from timm_naflex_fast.text_table import table
 
 
@@ -25,13 +24,6 @@ def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
     assert found == [("good.png", (40, 30))]
     names = [line.split(":")[0] for line in skipped]
     assert names == ["bad.tif", "a\\n\\x1b[2J\\udcff.png"]
-
-
-def test_images_have_the_models_channels(photos):
-    gray = small_vit(patch_size=8, in_chans=1)
-    batches = NaFlexImages(image_sources(photos), gray, max_seq_len=12, batch_size=3)
-    shapes = [inputs["patches"].shape for inputs, _ in batches]
-    assert shapes == [(3, 12, 64), (1, 12, 64)] and len(batches) == 2
 
 
 def test_provenance():

@@ -70,9 +70,9 @@ def test_what_cannot_be_read_is_among_what_was_skipped(photos):
     (photos / "text.png").write_text("no image")
     os.mkfifo(photos / "pipe.png")  # whoever opened it would wait
     (photos / "notes.txt").touch()  # is no image
-    batches = NaFlexImages(image_sources(photos), small_vit(in_chans=3), 16)
-    names = [name for batch, _ in batches for name in batch["names"]]
-    assert len(names) == 4
+    batches = NaFlexImages(image_sources(photos), small_vit(in_chans=3), 16, batch_size=3)
+    assert len(batches) == 2
+    assert [len(batch["names"]) for batch, _ in batches] == [3, 1]
     assert [line.split(":")[0] for line in batches.skipped] == ["dead.png", "text.png"]
 
 
@@ -100,28 +100,33 @@ def test_a_model_with_channels_first_gets_its_own_patches(photos):
         torch.testing.assert_close(first(photo_batch(first, photos)), expected)
 
 
-# Each with what timm's own transform is given for it.
+OVERLAY = dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+# Each setting of a model, with what timm's own transform is given for it, and the pictures' mode.
 SETTINGS = {
-    "patch size": (dict(patch_size=(4, 2)), dict(patch_size=(4, 2))),
-    "mean and deviation": (
-        dict(pretrained_cfg_overlay=dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))),
-        dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)),
+    "patch size": (dict(patch_size=(4, 2)), dict(patch_size=(4, 2)), "RGB"),
+    "mean and deviation": (dict(pretrained_cfg_overlay=OVERLAY), OVERLAY, "RGB"),
+    "gray": (
+        dict(pretrained_cfg_overlay=OVERLAY, in_chans=1),
+        dict(mean=(0.1,), std=(0.4,)),
+        "L",
     ),
     "filter": (
         dict(pretrained_cfg_overlay=dict(interpolation="nearest")),
         dict(interpolation="nearest"),
+        "RGB",
     ),
-    "crop, which NaFlex has not": (dict(pretrained_cfg_overlay=dict(crop_pct=0.5)), {}),
+    "crop, which NaFlex has not": (dict(pretrained_cfg_overlay=dict(crop_pct=0.5)), {}, "RGB"),
     "image size, which NaFlex has not": (
         dict(pretrained_cfg_overlay=dict(input_size=(3, 32, 32))),
         {},
+        "RGB",
     ),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_setting_of_the_model_that_makes_patches_is_followed(name, photos):
-    options, own = SETTINGS[name]
+    options, own, mode = SETTINGS[name]
     sizes = dict(depth=1, embed_dim=24, num_heads=2, num_classes=0)
     model = timm.create_model(FAMILY, **sizes, **options)
     batch = photo_batch(model, photos)
@@ -130,28 +135,9 @@ def test_each_setting_of_the_model_that_makes_patches_is_followed(name, photos):
         224, naflex=True, patchify=True, max_seq_len=16, **settings | own
     )
     for number, (_, load) in enumerate(image_sources(photos)):
-        expected = transform(load().convert("RGB"))["patches"]
+        expected = transform(load().convert(mode))["patches"]
         valid = batch["patch_valid"][number]
         assert torch.equal(batch["patches"][number][valid], expected)
-
-
-def test_a_gray_model_is_given_the_first_mean_and_deviation(photos):
-    overlay = dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
-    sizes = dict(depth=1, embed_dim=24, num_heads=2, num_classes=0, in_chans=1)
-    model = timm.create_model(FAMILY, **sizes, pretrained_cfg_overlay=overlay)
-    batch = photo_batch(model, photos)
-    (_, load), *_ = image_sources(photos)
-    transform = timm.data.create_transform(
-        224,
-        naflex=True,
-        patchify=True,
-        max_seq_len=16,
-        mean=(0.1,),
-        std=(0.4,),
-        interpolation="bicubic",
-    )
-    expected = transform(load().convert("L"))["patches"]
-    assert torch.equal(batch["patches"][0][batch["patch_valid"][0]], expected)
 
 
 @pytest.mark.parametrize(

@@ -23,37 +23,39 @@ OWN = GridDrift((12, 12), 20, 1.0, {}, resampled=False)
 MOVES = ["grid_sample", "timm-flag-bilinear", "timm-flag-bicubic"]
 
 
-def one_survey(*grids, images=40, **drifts):
-    return Survey(images, {"stock": SAME, **drifts}, list(grids))
-
-
-def test_the_headline_says_on_how_many_images_and_which_result_each_mode_gave():
-    found = one_survey(SHRUNK, grid_sample=MOVED, matmul=EXACT, interpolate_cached=SAME)
-    assert headline(found) == (
+HEADLINES = [
+    (
+        [SHRUNK],
+        dict(grid_sample=MOVED, matmul=EXACT, interpolate_cached=SAME),
         "On 40 images, timm's result: `matmul`, `interpolate_cached`; "
-        "another result: `grid_sample` (RMS 12.00 %)"
-    )
-
-
-def test_the_headline_names_what_was_not_measured():
-    found = one_survey(SHRUNK, **{"timm-flag-bilinear": MOVED})
-    assert headline(found) == "On 40 images, no mode of this package was measured"
-
-
-def test_where_nothing_was_resampled_the_headline_gives_no_answer():
-    found = one_survey(OWN, images=1, matmul=SAME, grid_sample=SAME)
-    assert headline(found) == (
-        "On 1 image, no answer, since every image has the table's own grid, so nothing was "
-        "resampled: `matmul`, `grid_sample`"
-    )
-
-
-def test_where_no_table_was_shrunk_grid_sample_gets_no_answer():
-    found = one_survey(OWN, ENLARGED, matmul=EXACT, grid_sample=EXACT)
-    assert headline(found) == (
+        "another result: `grid_sample` (RMS 12.00 %)",
+    ),
+    (
+        [SHRUNK],
+        {"timm-flag-bilinear": MOVED},
+        "On 40 images, no mode of this package was measured",
+    ),
+    (
+        [OWN],
+        dict(matmul=SAME, grid_sample=SAME),
+        "On 40 images, no answer, since every image has the table's own grid, so nothing was "
+        "resampled: `matmul`, `grid_sample`",
+    ),
+    (
+        [OWN, ENLARGED],
+        dict(matmul=EXACT, grid_sample=EXACT),
         "On 40 images, timm's result: `matmul`; no answer, since no image has a grid smaller than "
-        "the table, where it does not antialias: `grid_sample`"
-    )
+        "the table, where it does not antialias: `grid_sample`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("grids", "drifts", "says"), HEADLINES)
+def test_the_headline_says_on_how_many_images_and_gives_no_answer_that_they_do_not(
+    grids, drifts, says
+):
+    assert headline(Survey(40, {"stock": SAME, **drifts}, grids)) == says
+    assert headline(Survey(1, drifts, grids)) == says.replace("40 images", "1 image")
 
 
 @pytest.fixture(scope="module")
