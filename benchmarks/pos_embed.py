@@ -32,7 +32,7 @@ from timm_naflex_fast.commands.measure.bench.workloads import (
 from timm_naflex_fast.commands.measure.contenders import BASELINE, CONTENDERS, use
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patching.library import original
-from timm_naflex_fast.patching.timm import EMBEDS
+from timm_naflex_fast.patching.timm_methods import EMBEDS
 from timm_naflex_fast.resampling import kept
 
 LEARNED = "_apply_learned_naflex_pos_embed"

@@ -8,7 +8,7 @@ import torch
 from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock, tables
 from timm_naflex_fast.backends import dispatch, traceable
 from timm_naflex_fast.batch.layout import Coordinates, OneGrid
-from timm_naflex_fast.patching.timm import tables_of
+from timm_naflex_fast.patching.timm_methods import tables_of
 from timm_naflex_fast.resampling import by_position
 from timm_naflex_fast.resampling.spec import FLAG, ResizeSpec
 from timm_naflex_fast.resampling.tables import FactorizedTables, LearnedTable

@@ -206,3 +206,61 @@ def test_a_thread_that_compiles_may_copy_a_model_while_another_enables():
         goes_on.set()
         compiling.result(30)
         enabling.result(30).restore()
+
+
+FILTERS = [
+    "skip_guard_on_inbuilt_nn_modules_unsafe",
+    "skip_guard_on_all_nn_modules_unsafe",
+    "keep_tensor_guards_unsafe",
+    "skip_guard_on_globals_unsafe",
+    "skip_all_guards_unsafe",
+]
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, FILTERS[-1]), reason="no filters of guards")
+@pytest.mark.parametrize("own", [False, True], ids=["for all", "for one"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_what_was_compiled_without_guards_follows_too(model, results, name, own):
+    """A filter drops the guards by which a graph would notice other settings."""
+    options = {"guard_filter_fn": getattr(torch.compiler, name)}
+    compiled = torch.compile(model, backend=NoOptions(), options=options)
+    for_one = dict(model=model) if own else {}
+    assert gives(compiled, results) == "exact"
+    with enable("grid_sample", strict=True, **for_one) as outer:
+        assert gives(compiled, results) == "grid_sample"
+        with enable("matmul", strict=True, **for_one):
+            assert gives(compiled, results) == "exact"
+            assert set(status().calls) == {("pos_embed", "matmul")}
+        assert gives(compiled, results) == "grid_sample"
+        # Ours is in place, for another model; this one has the library's own code.
+        with enable(model=small_vit(depth=0)):
+            outer.restore()
+            assert gives(compiled, results) == "exact"
+            with enable("grid_sample", model=model):
+                assert gives(compiled, results) == "grid_sample"
+                disable(model)
+                assert gives(compiled, results) == "exact"
+    enable("grid_sample", **for_one)
+    assert gives(compiled, results) == "grid_sample"
+    disable()
+    assert gives(compiled, results) == "exact"
+    assert status().calls == {}
+
+
+class NoOptions:
+    """The backend "eager", which may be given options."""
+
+    def __call__(self, graph, inputs, **_):
+        return graph.forward
+
+
+def test_who_filters_no_guards_pays_nothing_for_it(model, results):
+    """Graphs are forgotten where ours takes the place of the library's code, and not else."""
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter)
+    with enable("matmul"):
+        for _ in range(3):
+            for mode in ("grid_sample", "matmul"):
+                with enable(mode, model=model):
+                    gives(compiled, results)
+    assert counter.frame_count == 2

@@ -32,7 +32,7 @@ from tests.support.oracles import (
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import choices, library, transformers
+from timm_naflex_fast.patching import choices, library, transformers_methods
 from timm_naflex_fast.patching.choices import STOCK, Settings
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -310,7 +310,7 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
 
 def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    for home, _ in transformers.LIBRARY.replacements:
+    for home, _ in transformers_methods.LIBRARY.replacements:
         monkeypatch.setitem(sys.modules, home.partition(":")[0], None)
     with pytest.raises(RuntimeError, match="transformers cannot be imported"):
         enable(library="transformers")
@@ -337,7 +337,7 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
     )
     monkeypatch.setattr(builtins, "__import__", functools.partial(watch, builtins.__import__))
     enable("grid_sample")
-    assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm")
+    assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm_methods")
     enable("matmul", model=model)
     enable(library="transformers"), enable("stock").restore(), disable(model)
     status(), status(model), disable()

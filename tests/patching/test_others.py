@@ -3,7 +3,6 @@
 import functools
 import gc
 import importlib
-import re
 import sys
 import types
 
@@ -20,7 +19,7 @@ transformers = pytest.importorskip("transformers", minversion="5.21")
 if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
-LIBRARY = importlib.import_module("timm_naflex_fast.patching.transformers").LIBRARY
+LIBRARY = importlib.import_module("timm_naflex_fast.patching.transformers_methods").LIBRARY
 
 pytestmark = pytest.mark.usefixtures("clean", "nothing_stays")
 NAME = "Siglip2VisionEmbeddings.forward"
@@ -137,50 +136,6 @@ def test_what_wraps_ours_is_ours_and_ends_with_it(wrap, for_one):
     with chosen(model, for_one, strict=True):
         torch.testing.assert_close(run(), want)
         assert status().calls == {("pos_embed", "matmul"): 1}
-
-
-def fixed_tower():
-    """SigLIP of a fixed resolution, which transformers resamples by code of its own."""
-    how = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    config = transformers.SiglipVisionConfig(**how, image_size=16, patch_size=4)
-    return transformers.SiglipVisionModel(config)
-
-
-NOT_SERVED = "nothing of SiglipVisionEmbeddings .*'siglip'.* is resampled by what is patched"
-
-
-def test_status_names_a_tower_that_is_not_served_as_long_as_it_is_there():
-    model = fixed_tower()
-    both = nn.ModuleList([model, tower()[0]])
-    assert not re.search(NOT_SERVED, str(status()))  # nothing is patched
-    enable(library="transformers")
-    assert re.search(NOT_SERVED, str(status()))
-    assert re.search(NOT_SERVED, str(status(both)))
-    assert status(both[1]).notes == ()
-    both.itself = [both]
-    del model, both
-    assert not re.search(NOT_SERVED, str(status()))
-
-
-@pytest.mark.parametrize("ask", [status, disable, lambda model: enable(model=model)])
-def test_a_tower_that_is_not_served_is_refused_by_its_name(ask):
-    with pytest.raises(ValueError, match=f"contains no timm.*{NOT_SERVED}.*valid is any"):
-        ask(fixed_tower())
-
-
-def test_a_tower_that_is_not_served_is_an_error_under_strict():
-    model = fixed_tower()
-    both = nn.ModuleList([model, tower()[0]])
-    for scope in (None, both):
-        with pytest.raises(RuntimeError, match=f"{NOT_SERVED}.* Nothing was changed"):
-            enable(library="transformers", model=scope, strict=True)
-        assert status().replaced == {}
-    # Nothing of it was chosen here, or it is in no model that was.
-    enable(library="transformers", pos_embed="stock", strict=True).restore()
-    enable(model=both[1], strict=True).restore()
-    enable(strict=True).restore()
-    del model, both, scope
-    enable(library="transformers", strict=True)
 
 
 def test_the_status_of_a_model_whose_library_is_not_patched_says_what_patches_it():

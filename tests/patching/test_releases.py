@@ -18,7 +18,7 @@ from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import releases as contract
 from timm_naflex_fast.patching.choices import STOCK
-from timm_naflex_fast.patching.timm import LIBRARY
+from timm_naflex_fast.patching.timm_methods import LIBRARY
 
 
 @pytest.fixture

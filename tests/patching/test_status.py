@@ -4,11 +4,14 @@ expect."""
 import gc
 import re
 import sys
+from functools import partial
 
 import pytest
+import torch
+from timm.layers.patch_embed import PatchEmbedResamplerFixedOrigSize
 from torch import nn
 
-from tests.support.oracles import embed, is_pristine, small_vit
+from tests.support.oracles import embed, is_pristine, small_vit, vit_batch
 from timm_naflex_fast import disable, enable, status
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -87,3 +90,33 @@ def test_it_is_shown_as_it_is_printed():
     now = status()
     assert repr(now) == str(now)
     assert repr(now).startswith("timm_naflex_fast on timm ")
+
+
+def by_method():
+    embeds = small_vit().embeds
+
+    def added(x):
+        embeds._apply_learned_naflex_pos_embed(x.mul(1), torch.zeros(2, 6, 2))
+        return x.sum()
+
+    return added, torch.zeros(2, 6, 32)
+
+
+def by_model():
+    model = small_vit()
+    call = partial(torch.func.functional_call, model, args=(vit_batch([(3, 4)]),))
+    return lambda table: call({"embeds.pos_embed": table}).sum(), model.embeds.pos_embed.detach()
+
+
+def by_kernel():
+    resampler = PatchEmbedResamplerFixedOrigSize((4, 4))
+    return lambda kernel: resampler(kernel, (3, 3)).sum(), torch.ones(2, 1, 4, 4)
+
+
+@pytest.mark.parametrize("made", [by_method, by_model, by_kernel])
+def test_a_warning_points_to_the_users_line(made):
+    """However many frames of PyTorch and timm lie between."""
+    function, argument = made()
+    with enable(), pytest.warns(UserWarning, match="stays with timm's own code") as said:
+        torch.func.grad(function)(argument)
+    assert {each.filename for each in said} == {__file__}

@@ -17,7 +17,7 @@ from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import decide
 from timm_naflex_fast.patching.releases import version_of
-from timm_naflex_fast.patching.transformers import LIBRARY
+from timm_naflex_fast.patching.transformers_methods import LIBRARY
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
 if not transformers.is_torch_available():
@@ -27,7 +27,7 @@ cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3
 radio = pytest.importorskip("transformers.models.radio.modeling_radio")
 hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
 MODES = ["matmul", "interpolate_cached"]
-OURS = "timm_naflex_fast.patching.transformers"
+OURS = "timm_naflex_fast.patching.transformers_methods"
 FORWARD = {
     "siglip2": (siglip2.Siglip2VisionEmbeddings, "forward"),
     "cosmos3": (cosmos3.Cosmos3EdgeVisionEmbeddings, "forward"),
@@ -282,3 +282,80 @@ assert "NaFlexEmbeds._apply_learned_naflex_pos_embed" in fast.status().replaced
 @pytest.mark.parametrize("program", [TIMM_ALONE, TRANSFORMERS_FIRST])
 def test_a_model_of_one_library_does_not_import_another(program):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+
+
+def silent(kind, *, patches=0, sizes=None, positions=0):
+    """What a tower gives, with more or less patches than its sizes have, or another table."""
+    model = made(kind)
+    if positions:
+        rows = torch.randn(positions, 32, generator=torch.Generator().manual_seed(2))
+        model[0].position_embedding = (
+            nn.Parameter(rows[None])
+            if kind == "radio"
+            else nn.Embedding(positions, 32, _weight=rows)
+        )
+    sizes = torch.tensor(SIZES[kind]) if sizes is None else sizes
+    tokens = torch.tensor(SIZES[kind]).prod(-1)
+    shape = (
+        (len(tokens), int(tokens.max())) if kind == "siglip2" else (int(tokens.sum()) + patches,)
+    )
+    return lambda: model[0](pixels((*shape, 48)), sizes)
+
+
+ONE = {kind: math.prod(sizes[0]) for kind, sizes in SIZES.items()}
+AS_FRAMES = torch.tensor([(1, *size) for size in SIZES["siglip2"]])
+WITHOUT_FRAMES = torch.tensor([size[1:] for size in SIZES["cosmos3"]])
+WRONG = {
+    "less patches": [(kind, dict(patches=-1)) for kind in ("cosmos3", "radio", "hunyuan")],
+    "more patches": [(kind, dict(patches=2)) for kind in ("cosmos3", "radio", "hunyuan")],
+    "frames": [("siglip2", dict(sizes=AS_FRAMES)), ("radio", dict(sizes=AS_FRAMES))],
+    "no frames": [("cosmos3", dict(sizes=WITHOUT_FRAMES)), ("hunyuan", dict(sizes=WITHOUT_FRAMES))],
+    "floats": [(kind, dict(sizes=torch.tensor(SIZES[kind]).float())) for kind in SIZES],
+    "table of 15": [(kind, dict(positions=15)) for kind in SIZES],
+    "table of 17 or more": [(kind, dict(positions=n)) for kind, n in zip(SIZES, (17, 17, 65, 27))],
+    "table of 18": [(kind, dict(positions=18)) for kind in SIZES],
+}
+
+
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [case for cases in WRONG.values() for case in cases],
+    ids=[f"{name}-{kind}" for name, cases in WRONG.items() for kind, _ in cases],
+)
+def test_where_transformers_raises_ours_gives_no_numbers(kind, options):
+    """Nor does it raise where transformers does not."""
+    call = silent(kind, **options)
+    try:
+        want = call()
+    except Exception as error:
+        want = error
+    with enable(library="transformers"):
+        if isinstance(want, Exception):
+            with pytest.raises(type(want)) as raised:
+                call()
+            # The sum of what does not fit is PyTorch's, of other shapes with ours.
+            assert str(raised.value) == str(want) or "must match the size" in str(want)
+        else:
+            torch.testing.assert_close(call(), want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", FORWARD)
+def test_a_table_of_half_precision_is_cast_as_transformers_casts_it(kind, mode):
+    """RADIO and HunYuan-VL cast the embeddings once, from float32 to the dtype of the tokens."""
+    model = made(kind)
+    table = table_of(model)
+    table.data = table.data.bfloat16()
+    sizes = torch.tensor(SIZES[kind])
+    tokens = sizes.prod(-1)
+    shape = (len(sizes), int(tokens.max())) if kind == "siglip2" else (int(tokens.sum()),)
+    batch = pixels((*shape, 48)), sizes
+    want = model[0](*batch)
+    with running(mode, library="transformers"):
+        got = model[0](*batch)
+    assert got.dtype == want.dtype == torch.float32
+    # Siglip2 and Cosmos3-Edge round to the table's dtype: a tie may fall otherwise.
+    ulp = 2**-8 if kind in ("siglip2", "cosmos3") else 2e-6
+    assert relative(got, want) <= ulp
+    assert (got - want).abs().median() <= 1e-6

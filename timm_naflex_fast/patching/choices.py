@@ -10,6 +10,7 @@
 Tests: tests/patching/test_install.py.
 """
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,11 @@ CHOICES_ATTRIBUTE = "_naflex_fast_own"
 
 lock = threading.RLock()
 """Held by whoever adds, ends or copies choices."""
+if hasattr(os, "register_at_fork"):  # not on Windows, which forks no process
+    # A child has the lock as it is, and none of the other threads, which would let it go.
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ it compiles.
 Tests: tests/patching/test_status.py.
 """
 
+import sys
 import warnings
+from types import FrameType
 
 from ..tracing import constant_while_traced
 from .choices import Counts
@@ -25,6 +27,26 @@ def record_call(component: str, strategy: str, reason: str | None, library: str)
     if reason is not None:
         call_counts.fallbacks[reason] += 1
         if call_counts.fallbacks[reason] == 1:
-            message = f"timm_naflex_fast: {reason} stays with {library}'s own code"
-            # About the caller of the model's method: the library's file and this one lie between.
-            warnings.warn(message, stacklevel=6)
+            message = f"{reason} stays with {library}'s own code"
+            warn(message)
+
+
+def warn(message: str) -> None:
+    """Warn of something, at the line of the user's that led to it.
+
+    That is the innermost that lies in none of the libraries: between it and this one are frames of
+    PyTorch's and of the model's, more or less of them by method and release.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and _package_of(frame) in LIBRARIES:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(f"timm_naflex_fast: {message}", stacklevel=level)
+
+
+LIBRARIES = ("timm_naflex_fast", "timm", "transformers", "accelerate", "torch")
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

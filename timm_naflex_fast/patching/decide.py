@@ -6,21 +6,16 @@ Tests: tests/patching/test_status.py.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..tracing import Context, context_of, why_unsupported
-from . import counts
+from ..tracing import context_of, why_unsupported
+from . import counts, graphs
 from .choices import CHOICES_ATTRIBUTE, STOCK, Settings
-from .library import Key, Library, original
+from .library import Library, Replacement, original
 from .others import overridden_by
-
-Ours = Callable[[str, tuple[Tensor, ...], Context], Any]
-"""Computes a method's result: by a strategy, from the tables, in the context that ``context_of``
-tells. Or it says in words why the library's own code has to run."""
 
 
 def settings_for(module: Any, library: Library) -> Settings:
@@ -30,6 +25,7 @@ def settings_for(module: Any, library: Library) -> Settings:
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
         if torch.compiler.is_dynamo_compiling():
+            graphs.note_guard_filter()
             own = getattr(module, CHOICES_ATTRIBUTE, None)
         else:
             own = module.__dict__.get(CHOICES_ATTRIBUTE)
@@ -39,46 +35,26 @@ def settings_for(module: Any, library: Library) -> Settings:
     return library.choices.settings or STOCK
 
 
-def serve(
-    library: Library,
-    key: Key,
-    arguments: tuple[Any, ...],
-    ours: Ours,
-    *tensors: Tensor,
-    tables_at: tuple[Any, ...] = (),
-    reason: str | None = None,
-) -> Any:
+def serve(replacement: Replacement, *arguments: Any) -> Any:
     """The result of a method: by ours, or by the library's own code, as chosen.
 
     It is counted once: before the library's own code, or after ours.
 
     Args:
-        library: whose replacements have the entry ``key``.
-        key: the entry's key.
-        arguments: of the library's own method, or function; first the module that has the method.
-        ours: see ``Ours``.
-        tensors: the method's arguments that ours computes with.
-        tables_at: a module, and the names of its tensors that ours computes with. They are read
-            once, and only if ours may run: a parametrized table is computed anew each time that it
-            is read.
-        reason: why the library's own code has to run, if the caller knows.
+        replacement: of the method, or function.
+        arguments: of the method; first the module that has it.
 
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
+    library = replacement.library
     settings = settings_for(arguments[0], library)
-    replacement = library.replacements[key]
     mode = getattr(settings, replacement.component)
     strategy = replacement.strategies.get(mode, "stock")
-    own = key
-    if strategy == "stock":
-        reason = None
-    else:
-        result = reason
-        if reason is None and replacement.skips:
-            result = overridden_by(library, arguments[0], replacement.skips)
-        if result is None:
-            result = by_ours(ours, strategy, tensors, tables_at)
+    own = replacement.key
+    reason = None
+    if strategy != "stock":
+        result = _by_ours(replacement, strategy, arguments)
         if not isinstance(result, str):
             counts.record_call(replacement.component, strategy, None, library.name)
             return result
@@ -86,29 +62,30 @@ def serve(
             needs = f"{result} needs {library.name}'s own code"
             raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
         reason = result
-        own = replacement.own.get(mode, key)
+        own = replacement.own.get(mode, own)
     if replacement.counts_own:
         counts.record_call(replacement.component, "stock", reason, library.name)
     return original(own)(*arguments)
 
 
-def by_ours(
-    ours: Ours, strategy: str, tensors: tuple[Tensor, ...], tables_at: tuple[Any, ...]
-) -> Any:
+def _by_ours(replacement: Replacement, strategy: str, arguments: tuple[Any, ...]) -> Any:
     """The result of ours; or in words why the library's own code has to run."""
-    tables: tuple[Tensor, ...] = ()
-    for name in tables_at[1:]:
-        tables += (getattr(tables_at[0], name),)
+    reason = replacement.why_not(*arguments)
+    if reason is None and replacement.skips:
+        reason = overridden_by(replacement.library, arguments[0], replacement.skips)
+    if reason is not None:
+        return reason
+    tensors = replacement.tensors(*arguments)
     context = None
     if tensors:
-        context = context_of(*tensors, *tables)
+        context = context_of(*tensors)
     # Of all tensors at once: can our sums take them?
     if context is not None:
-        reason = why_unsupported(*tensors, *tables)
+        reason = why_unsupported(*tensors)
         if reason is not None:
             return reason
     try:
-        return ours(strategy, tables, context)
+        return replacement.compute(strategy, context, tensors, *arguments)
     except NotImplementedError as error:
         # PyTorch names the operator; any other is an error of the user's, as of a hook.
         named = re.search(r"aten[.:]+\w+", str(error))

@@ -12,7 +12,6 @@ call ``enable()``.
 import gc
 import importlib
 import sys
-import warnings
 import weakref
 from collections.abc import Iterable
 from weakref import WeakSet
@@ -32,13 +31,15 @@ from .choices import (
     lock,
     parse_settings,
 )
-from .counts import call_counts
+from .counts import call_counts, warn
 from .decide import settings_for
+from .graphs import forget_graphs
 from .library import Library, in_place, original, originals, owners, places
-from .others import author_of, classes_of, in_force, instances_of, modules_in, not_served
+from .not_served import not_served
+from .others import author_of, classes_of, in_force, instances_of, modules_in
 from .releases import check_supported
 
-# Each has a file here of its name, with its ``LIBRARY``. A model that we speed up contains one of
+# Each has a file here, "timm_methods", with its ``LIBRARY``. A model that we speed up contains one of
 # these classes.
 LIBRARIES = {
     "timm": "NaFlexEmbeds",
@@ -65,7 +66,7 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
     try:
         # First: another thread that imports it may be waiting for our file about it.
         importlib.import_module(name)
-        library: Library = importlib.import_module(f"{__package__}.{name}").LIBRARY
+        library: Library = importlib.import_module(f"{__package__}.{name}_methods").LIBRARY
         if all_parts:
             for path, _ in library.replacements:
                 module, _, cls = path.partition(":")
@@ -84,19 +85,6 @@ def imported_libraries() -> list[Library]:
         if sys.modules.get(name):
             imported.append(_import_library(name, all_parts=False))
     return imported
-
-
-def _forget_graphs() -> None:
-    """Let the compiler forget all graphs: some may hold the library's own code where ours is now.
-
-    TorchDynamo looks a method up when it traces a call, and not again when the graph runs. Graphs
-    with ours follow the settings. Not to be called while the lock is held: a compiling thread may
-    wait for it.
-    """
-    # The compiler takes seconds to import; where nobody has imported it, nothing is compiled.
-    forget = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
-    if forget is not None:
-        forget()
 
 
 def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
@@ -124,7 +112,7 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
         if strict:
             raise RuntimeError(f"{message}. Nothing was changed")
-        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=3)
+        warn(message)
 
 
 def _put_on(library: Library) -> bool:
@@ -173,8 +161,9 @@ def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
             if inside:
                 modules += inside
                 libraries.append(library)
-            sentences += not_served(library, model)
     if not modules:
+        if isinstance(model, nn.Module):
+            sentences += not_served(imported_libraries(), model)
         sentences.append("valid is any torch.nn.Module that contains one of them")
         raise ValueError("; ".join(sentences))
     return modules, libraries
@@ -249,6 +238,7 @@ class Handle:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with lock:
             _end([self._choice])
+        forget_graphs(replaced=False)
 
     def __enter__(self) -> "Handle":
         if self._choice.ended:
@@ -290,8 +280,8 @@ def enable(
         library: "timm", "transformers", or a tuple of both; without effect for one model, which is
             looked through for both.
         strict: raise a RuntimeError where the library's own code had to run in place of what was
-            chosen; and at once if the model (without one, any model of this process) holds
-            transformers' SiglipVisionEmbeddings, in which nothing is replaced.
+            chosen; and at once if ``model`` also resizes a position table by code in which nothing
+            is replaced.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
@@ -299,7 +289,7 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ; with ``strict``,
-            a method that would be left as it is, or a SiglipVisionEmbeddings; nothing is changed.
+            a method that would be left as it is, or a table that would; nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
@@ -322,9 +312,9 @@ def enable(
         modules, libraries = modules_of(model)
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
-        if strict and settings.pos_embed != "stock":
-            for sentence in not_served(each, model):
-                raise RuntimeError(f"{sentence}. Nothing was changed")
+    if strict and model is not None and settings.pos_embed != "stock":
+        for sentence in not_served(libraries, model):
+            raise RuntimeError(f"{sentence}. Nothing was changed")
 
     model_class = "" if model is None else type(model).__name__
     choice = Choice(settings, model_class, tuple(libraries))
@@ -338,8 +328,7 @@ def enable(
                 _say_what_stays(each, modules, strict=strict)
             replaced = [_put_on(each) for each in libraries]
         _begin(choice, modules)
-    if any(replaced):
-        _forget_graphs()
+    forget_graphs(replaced=any(replaced))
     return handle
 
 
@@ -362,13 +351,15 @@ def disable(model: nn.Module | None = None) -> None:
         with lock:
             kept.clear_all()
             _end(known_choices)
+        forget_graphs(replaced=False)
         return
     modules, libraries = modules_of(model)
     with lock:
         if any(settings_for(None, library) != STOCK for library in libraries):
             counts = known_choices[-1].counts  # what was counted goes on
             _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
-            return
-        for module in modules:
-            vars(module).pop(CHOICES_ATTRIBUTE, None)
-        tidy()
+        else:
+            for module in modules:
+                vars(module).pop(CHOICES_ATTRIBUTE, None)
+            tidy()
+    forget_graphs(replaced=False)

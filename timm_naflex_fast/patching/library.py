@@ -9,30 +9,77 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
+
+from torch import Tensor
 
 from ..resampling.spec import LOOP
 from ..strategies import STRATEGIES
+from ..tracing import Context
 from .choices import Choices
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
 
 
-class Replacement(NamedTuple):
-    """What takes the place of a method."""
+class Replacement:
+    """What takes the place of one method or function; each kind of them is a class.
+
+    As a decorator it says which function: that hands its arguments to ``decide.serve``.
+    """
 
     component: str
     function: Callable[..., Any]
-    # By the component's mode; the library's own code under every other mode.
-    strategies: Mapping[str, str]
-    # The methods of the module, or of an attribute of it ("rope.get_embed"), that the library's
-    # code calls and ours does not: if another has changed one, ours may not run.
-    skips: tuple[str, ...] = ()
-    # By the component's mode: the library's own method that has its result, if it is another one.
-    own: Mapping[str, Key] = MappingProxyType({})
-    # False: the library's own method calls another one that ours replaces, and that is counted.
-    counts_own: bool = True
+    # Whether a call of the library's own code is counted here; else by another that it calls.
+    counts_own = True
+
+    def __init__(
+        self,
+        library: "Library",
+        key: Key,
+        strategies: Mapping[str, str],
+        skips: tuple[str, ...] = (),
+        own: Mapping[str, Key] = MappingProxyType({}),
+    ) -> None:
+        """
+        Args:
+            library: of the method.
+            key: its class and name.
+            strategies: by the component's mode; the library's own code under every other mode.
+            skips: the methods of the module, or of an attribute of it ("rope.get_embed"), that the
+                library's code calls and ours does not: if another has changed one, ours may not
+                run.
+            own: by the component's mode: the library's own method that has its result, if it is
+                another one.
+        """
+        self.library = library
+        self.key = key
+        self.strategies = strategies
+        self.skips = skips
+        self.own = own
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let this function take the method's place, from ``enable()`` on."""
+        self.function = function
+        self.library.replacements[self.key] = self
+        return function
+
+    def why_not(self, *arguments: Any) -> str | None:
+        """Why the library's own code has to run, in words, if that is known from the arguments.
+
+        ``arguments`` are the method's, here and below: first the module.
+        """
+        return None
+
+    def tensors(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """What ours computes with, tables too. A parametrized table is computed when it is read."""
+        return ()
+
+    def compute(
+        self, strategy: str, context: Context, tensors: tuple[Tensor, ...], *arguments: Any
+    ) -> Any:
+        """The method's result; or in words why the library's own code has to run."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False)
@@ -43,14 +90,15 @@ class Library:
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
     modes: tuple[str, ...]  # of the position embeddings
-    replacements: Mapping[Key, Replacement]
     # By class and method: the attributes that the newest known release names in what we replace or
     # have copied.
     reads: Mapping[str, Mapping[str, str]]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
-    # Classes ("module:Class") that a user may take for one of ours, and what they are, in words.
-    not_served: Mapping[str, str] = field(default_factory=dict)
+    # How the names of the files begin that are imported when a model is made; () where all are at
+    # once, used or not.
+    loaded_with_models: tuple[str, ...] = ()
+    replacements: dict[Key, Replacement] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)  # for every model that has none of its own
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .library import Key, Library, in_place, owner_of, owners
+from .library import Key, Library, in_place, owners
 
 # What a wrapper consists of, and what it may hold the wrapped function in.
 WRAPPING = (FunctionType, MethodType, functools.partial, CellType, tuple, dict)
@@ -79,29 +79,6 @@ def modules_in(library: Library, model: nn.Module) -> list[nn.Module]:
         if type(part) in classes:
             modules.append(part)
     return modules
-
-
-def not_served(library: Library, model: nn.Module | None) -> list[str]:
-    """What nobody may take for something that is replaced, in sentences.
-
-    It is looked for in a model or, without one, in all that this process holds.
-    """
-    sentences = []
-    for path, words in library.not_served.items():
-        owner = owner_of(path)
-        if owner is None:
-            continue
-        if model is None:
-            gc.collect()  # a module may refer to itself, and be there though nobody holds it
-            parts = instances_of(with_derived(owner))
-        else:
-            parts = list(model.modules())
-        if any(isinstance(part, owner) for part in parts):
-            sentences.append(
-                f"nothing of {owner.__name__} ({words}) is resampled by what is patched: it stays "
-                "with the library's own code under every mode"
-            )
-    return sentences
 
 
 def instances_of(classes: Collection[Any]) -> list[Any]:

@@ -20,7 +20,8 @@ from .install import (
     tidy,
 )
 from .library import Key, Library, owners
-from .others import classes_of, in_force, modules_in, not_served
+from .not_served import not_served
+from .others import classes_of, in_force, modules_in
 from .releases import version_of
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -133,7 +134,11 @@ def status(model: nn.Module | None = None) -> Status:
                 flags = settings
             keys, sentences = in_force(library, users)
             replaced |= _who_computes(library, keys, settings)
-            notes += sentences + _notes(library, model, patched)
+            notes += sentences + _notes(library, patched)
+        if patched:
+            # Without a model, the classes are looked at that patched libraries have loaded.
+            asked = [each for each in libraries if model is not None or each.is_patched]
+            notes += not_served(asked, model)
         return Status(
             flags=flags,
             models=tuple(choice.settings for choice in choices),
@@ -160,15 +165,13 @@ def _who_computes(library: Library, keys: set[Key], settings: Settings) -> dict[
     return strategies
 
 
-def _notes(library: Library, model: nn.Module | None, patched: list[str]) -> list[str]:
+def _notes(library: Library, patched: list[str]) -> list[str]:
     """What a user may not expect of a library, in sentences."""
     notes = []
     for before, note in library.notes.items():
         if version_of(library) < before:
             notes.append(note)
-    if library.is_patched:
-        notes += not_served(library, model)
-    elif patched and owners(library):
+    if patched and not library.is_patched and owners(library):
         notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
     return notes
 

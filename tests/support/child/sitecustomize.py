@@ -14,4 +14,4 @@ def watch(_):
     watch_a_child()
 
 
-wrapt.register_post_import_hook(watch, "timm_naflex_fast.patching.timm")
+wrapt.register_post_import_hook(watch, "timm_naflex_fast.patching.timm_methods")

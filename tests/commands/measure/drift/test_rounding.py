@@ -7,7 +7,7 @@ from tests.support.measured import batches, table_model
 from tests.support.oracles import small_vit
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.drift.survey import survey
-from timm_naflex_fast.patching.timm import tables_of
+from timm_naflex_fast.patching.timm_methods import tables_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EXACT = ["interpolate_cached", "matmul"]

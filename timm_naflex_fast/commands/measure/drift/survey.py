@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....names import STRATEGY_NAMES
-from ....patching.timm import tables_of
+from ....patching.timm_methods import tables_of
 from ..contenders import BASELINE, use
 from ..pipelines import recorded
 

@@ -1,0 +1,80 @@
+"""A process that is forked while a thread chooses goes on: no lock stays taken in it."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.support.oracles import embed, is_pristine, small_vit
+from timm_naflex_fast import disable, enable, status
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"),
+    pytest.mark.filterwarnings("ignore:.*fork"),
+    pytest.mark.usefixtures("clean"),
+]
+
+
+def status_in_child():
+    status()
+
+
+def enable_in_child():
+    model = small_vit(depth=0)
+    with enable("interpolate_cached", model=model):
+        embed(model)
+        assert status().calls == {("pos_embed", "interpolate_cached"): 1}
+    disable()
+    assert is_pristine()
+
+
+def code_of(child, seconds=20):
+    """The exit code of a child; one that hangs is killed."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, code = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return code
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "it hung"
+
+
+@pytest.mark.parametrize("in_child", [status_in_child, enable_in_child])
+def test_twenty_forks_while_a_thread_chooses(in_child):
+    stop = threading.Event()
+    chosen = 0
+
+    def choose():
+        nonlocal chosen
+        while not stop.is_set():
+            with enable("interpolate_cached"):
+                status()
+            chosen += 1
+
+    enable()
+    thread = threading.Thread(target=choose)
+    thread.start()
+    codes = []
+    try:
+        for _ in range(20):
+            before = chosen
+            while chosen == before:  # the thread is at work
+                time.sleep(0.001)
+            child = os.fork()
+            if child == 0:
+                try:
+                    in_child()
+                    os._exit(0)
+                finally:
+                    sys.stderr.flush()
+                    os._exit(3)
+            codes.append(code_of(child))
+    finally:
+        stop.set()
+        thread.join()
+    assert codes == [0] * 20
