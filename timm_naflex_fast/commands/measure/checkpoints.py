@@ -74,6 +74,8 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
     """
     file = find_weights(path)
     tensors = read_tensors(file)
+    if not tensors:  # timm would look for others on the hub
+        raise Unusable(f"{printable(file.name)}, which holds no tensors")
     library, prefix = _recognise(tensors)
     # Of the other towers in an archive no array is read.
     tower: Tensors = {

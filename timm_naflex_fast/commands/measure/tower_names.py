@@ -38,7 +38,7 @@ PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C)
 CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
 # How PEFT names what it adds to a model, and what it adds to.
-ADAPTER = re.compile(r"base_model\.model\.|\.base_layer\.|lora_")
+ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 
 
 def from_transformers(tower: Tensors) -> Tensors:

@@ -67,10 +67,10 @@ def find_weights(path: str | Path) -> Path:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         named = Path(HF_HUB_CACHE, "models--" + named.as_posix().replace("/", "--"))
-    if not named.exists():
-        raise Unusable(f"no file or folder {path}, and no such model in the hub's cache")
     if named.is_dir():
         named = _file_of(_revision(named))
+    if not named.is_file():
+        raise Unusable(f"no file or folder {path}, and no such model in the hub's cache")
     if SHARD.fullmatch(named.name):
         raise Unusable(f"{printable(named.name)}, which is one of several shards, not their index")
     with open(named, "rb") as opened:
@@ -100,7 +100,7 @@ def _revision(folder: Path) -> Path:
 
 def _file_of(folder: Path) -> Path:
     """The one file of weights in a folder."""
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in folder.glob("*") if file.is_file())
     for pattern in FILES + OTHER_NAMES:
         found = [name for name in names if re.fullmatch(pattern, name, re.IGNORECASE)]
         if len(found) > 1:
