@@ -8,6 +8,7 @@ whose size depends on values), ``waits`` counts the line of the package that ask
 
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -91,6 +92,15 @@ class OnDevice(Tensor):
         return self.held.tolist()
 
 
+@contextmanager
+def _on_the_machine():
+    """``kept.unseen``, but in the sight of modes."""
+    on_cpu = torch.autocast("cpu", enabled=False)
+    on_cuda = torch.autocast("cuda", enabled=False)
+    with torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
+        yield
+
+
 class SecondDevice(TorchDispatchMode):
     """Inside, ``name`` ("cuda" or "mps") names the device. ``lacking``: operators that it has not.
 
@@ -107,6 +117,7 @@ class SecondDevice(TorchDispatchMode):
         waits.clear()
         # This mode is the machine: nobody watches, and its tensors stand for plain ones.
         patch.setattr(kept, "watched", lambda: False)
+        patch.setattr(kept, "unseen", _on_the_machine)
         patch.setattr(tracing, "OWN_MEMORY", (*tracing.OWN_MEMORY, OnDevice))
         # What makes its result in C++, which knows no second device.
         one_hot = F.one_hot

@@ -24,14 +24,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..batch.checks import check_interpolation, check_numbers, check_size
 from ..resampling.kept import kept_by_arguments, kept_of_sources, pinned, watched
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, product
 from ..resampling.spec import LOOP, ResizeSpec, Size
-from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
+from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
 FIRST_CALL = (
     "the first call with such a patch size copies matrices to the GPU; "
@@ -80,9 +79,9 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.devi
     a = axis_matrix(0, (n, n), n0, spec, torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.
-    wide = a if n < n0 else a.t()
-    solved, _ = torch.linalg.solve_ex(wide @ wide.t(), wide)
-    inverse = solved if n < n0 else solved.t()
+    is_wide = n < n0
+    gram = a @ a.t() if is_wide else a.t() @ a
+    inverse, _ = torch.linalg.solve_ex(gram, a, left=is_wide)
     return inverse.contiguous()  # for kron
 
 
@@ -115,9 +114,7 @@ def _factors(
         # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
         # dynamic sizes, and break torch 2.4 on a second call in one graph.)
         return make_factors(resize, dtype, device)
-    if is_tracing():  # few runtimes of exported graphs can solve linear equations
-        with _disable_current_modes():
-            return kept_factors(resize, dtype, device)
+    # Constants of an exported graph: few of its runtimes can solve linear equations.
     return pinned(kept_factors(resize, dtype, device), device)
 
 
