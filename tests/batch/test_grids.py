@@ -69,15 +69,14 @@ def test_only_timms_own_calls_resize_the_square():
             torch.testing.assert_close(x, torch.ones(1, 4, 8))
 
 
-@pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
-def test_whole_images_and_a_padded_one_are_told_by_their_last_token(monkeypatch, images, padding):
-    coord = row_major([(3, 4)] * images, 12 + padding)
+@pytest.mark.parametrize("images", [1, 2])
+def test_images_of_one_size_are_told_by_their_last_token(monkeypatch, images):
+    coord = row_major([(3, 4)] * images)
     want = ([3] * images, [4] * images, None, [False] * images)
     with monkeypatch.context() as patch:
-        patch.setattr(grids, "_told_by_maxima", None)  # the other way would fail
+        patch.setattr(grids, "_grids_from_maxima", None)  # the other way would fail
         assert grids.read_grids(coord) == want
-    monkeypatch.setattr(grids, "MAX_SAVED", 0)  # now the other way
-    assert grids.read_grids(coord) == want
+    assert grids._grids_from_maxima(coord.numpy(), False) == want
 
 
 def test_padding_that_names_a_cell_counts_where_padding_is_embedded():

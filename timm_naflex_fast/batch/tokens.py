@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling.pairwise_sum import PairwiseSum
+from ..resampling.block_sum import BlockSum
 from ..resampling.spec import Size
 from .plan import Group, Plan, TokenCounts
 
@@ -114,9 +114,9 @@ class Tokens:
                 return whole.sum(0, dtype=dtype)
 
         # Otherwise sample by sample, each token into the row of its cell.
-        total = PairwiseSum(cells, dtype)
+        total = BlockSum(cells, dtype)
         for sample in group.samples:
-            total.accumulate(self.in_grid(sample), group.cell_index.get(sample))
+            total.add(self.in_grid(sample), group.cell_index.get(sample))
         summed = total.total()
         if group.embeds_padding:
             padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in group.samples]

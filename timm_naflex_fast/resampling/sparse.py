@@ -22,7 +22,7 @@ Backward, in the reverse order::
     after_y'    = sum of (embeddings' . A_w) over the grids of a height
     P'          = sum of (A_h^T . after_y') over the heights
 
-Each of these three sums is taken in pairs (``PairwiseSum``): thousands of float32 numbers added one
+Each of these three sums is taken in blocks (``BlockSum``): thousands of float32 numbers added one
 after the other would be wrong by 1e-5.
 """
 
@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .block_sum import BlockSum
 from .dense import Embeddings
 from .kept import kept_by_arguments
 from .matrices import Taps, axis_taps, interpolate
-from .pairwise_sum import PairwiseSum
 from .spec import ResizeSpec, Size
 
 
@@ -164,10 +164,10 @@ def gradients(
     which is not written to.
     """
     ((h0, w0, channels),) = shapes
-    total = PairwiseSum(h0 * w0, dtype)
+    total = BlockSum(h0 * w0, dtype)
     for same_height in _by_height(sizes, spec):
         h = same_height[0][0]
-        after_y = PairwiseSum(h * w0, dtype)
+        after_y = BlockSum(h * w0, dtype)
         along_y = None
         for size in same_height:
             steps = resize_steps(*size, (h0, w0), spec, True, dtype, device)
@@ -178,12 +178,9 @@ def gradients(
                 after_y.add(along_x(summed))
             elif len(steps) == 1:
                 (both,) = steps
-                if both.rows is None:
-                    total.add(both(summed))
-                else:
-                    total.accumulate(both(summed), both.rows)
+                total.add(both(summed), both.rows)
             else:  # a grid of the table's own size
-                total.accumulate(summed)
+                total.add(summed)
         if along_y is not None:
             long_rows = after_y.total().view(-1, w0 * channels)  # (h, W0*C)
             total.add(along_y(long_rows).view(-1, channels))

@@ -1,0 +1,44 @@
+"""Float32 sums of many tensors that do not drift."""
+
+import torch
+from torch import Tensor
+
+# So many tensors are added one after the other: thousands would be wrong by 1e-5.
+MAX_SEQUENTIAL = 16
+
+
+class BlockSum:
+    """The sum (rows, C) of tensors, as they come: sixteen go to one sum, and PyTorch adds up the
+    sums in pairs."""
+
+    def __init__(self, rows: int, dtype: torch.dtype) -> None:
+        self.rows = rows
+        self.dtype = dtype
+        self._sums: list[Tensor] = []
+        self._parts = 0
+
+    def add(self, part: Tensor, rows: Tensor | None = None) -> None:
+        """Add one more of any dtype, which is not written to.
+
+        ``rows``: to which rows of the sum those of ``part`` are added, to some perhaps twice (on CUDA
+        in no fixed order); None: to the first ones.
+        """
+        begins = self._parts % MAX_SEQUENTIAL == 0
+        self._parts += 1
+        if begins and rows is None and len(part) == self.rows:
+            own = part.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
+            self._sums.append(own)
+            return
+        if begins:
+            self._sums.append(part.new_zeros(self.rows, part.shape[1], dtype=self.dtype))
+        newest = self._sums[-1]
+        if rows is None:
+            newest[: len(part)].add_(part)
+        else:
+            newest.index_add_(0, rows, part.to(self.dtype))
+
+    def total(self) -> Tensor:
+        """The sum of all that came, of one at least."""
+        if len(self._sums) == 1:
+            return self._sums[0]
+        return torch.stack(self._sums).sum(0)
