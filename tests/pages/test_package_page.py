@@ -34,4 +34,4 @@ def test_without_an_address_no_link_leads_into_the_repository():
 
     shown = page(README, "")
     assert not [link for link in links(shown) if not link.startswith("https://")]
-    assert "How to choose" in shown and "<picture>" not in shown
+    assert "every question" in shown and "<picture>" not in shown
