@@ -28,6 +28,7 @@ HOW_TO_INSTALL = (
     "pip install onnx onnxscript onnxruntime, or in a clone of this package's repository: "
     "pip install '.[export]'"
 )
+NO_RUNTIME = f"not checked in an ONNX runtime: none is installed ({HOW_TO_INSTALL})"
 NOT_CHECKED = 3  # a status of its own, so that a script can tell it from a file that was run
 STATUS = (
     "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
@@ -87,6 +88,8 @@ def export(options: argparse.Namespace) -> int:
     check_writable(out)
     # torch.export alone runs the program from which an ONNX file is made, not that file.
     is_checked = out.suffix.lower() == ".pt2" or len(runtimes) > 1
+    if not is_checked:
+        announce(NO_RUNTIME)
     announce(f"loading {options.model} ...")
     # It imports torch and timm: whatever is wrong with the options has been told by now.
     from ..measure import export as work
@@ -119,10 +122,11 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
-    if "siglip" in options.model and metadata["interpolation"] != SIGLIP2_FILTER:
+    is_siglip2 = options.model.startswith("naflexvit") and "siglip" in options.model
+    if is_siglip2 and metadata["interpolation"] != SIGLIP2_FILTER:
         print(FILTER.format(filter=metadata["interpolation"]))
     if not is_checked:
-        print(f"not checked in an ONNX runtime: none is installed ({HOW_TO_INSTALL})")
+        print(NO_RUNTIME)
         return NOT_CHECKED
     return 0
 
@@ -154,11 +158,11 @@ def _show(checks: Sequence[Any]) -> None:
             precision += ", its default here"
         off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
         verdict = "right" if check.is_right else "wrong"
-        # A runtime that rounds more by default is no fault of the file.
-        if not check.is_right and check.precision != FLOAT32:
-            verdict = "not right: set float32"
-        elif inf in check.differences.values():
+        if inf in check.differences.values():
             verdict = "wrong: another shape or dtype"
+        # A runtime that rounds more by default is no fault of the file.
+        elif not check.is_right and check.precision != FLOAT32:
+            verdict = "not right: set float32"
         lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
     print(table(lines))
 
