@@ -55,25 +55,24 @@ def batched_rope(
     line = None
     has_padding = True
     if reads:
-        line = line_of_token(rope, coord, size)
+        line = line_of_token(rope, coord, size, is_padding)
         has_padding = line is None and bool(is_padding.any())
     if line is not None:
-        line = line.masked_fill(is_padding, 0).flatten()  # (B*N,)
-        # One of the tokens on each line tells the line's position.
-        tokens = torch.arange(len(line), device="cpu")
-        token_of_line = line.new_zeros(int(line.max()) + 1).scatter(0, line, tokens)
-        positions = positions.flatten(0, 1)[token_of_line]  # (R, 2)
+        positions = positions_of_lines(positions, line)  # (R, 2)
         line = line.to(patch_coord.device, torch.int32, non_blocking=True)
     positions = positions.to(patch_coord.device, non_blocking=True)
+    is_padding = is_padding.to(patch_coord.device, non_blocking=True)
 
     def embeddings(block: int) -> Tensor:
         values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)
         if line is not None:
-            values = take_lines(values, line, dtype).unflatten(0, is_padding.shape)
+            values[0] = 0.0  # padding's line
+            # With a gradient the cast comes last: so a cell's gradients are added in float32.
+            lines = values if values.requires_grad else values.to(dtype)
+            values = F.embedding(line, lines.flatten(1)).unflatten(2, lines.shape[1:])
         values = values.to(dtype)  # (B, N, heads, 2D)
         if has_padding:
-            is_outside = is_padding[..., None, None].to(values.device, non_blocking=True)
-            values.masked_fill_(is_outside, 0.0)
+            values.masked_fill_(is_padding[..., None, None], 0.0)
         return values.transpose(1, 2)
 
     if not rope.mixed:
@@ -94,15 +93,18 @@ def sin_cos(angles: Tensor, rotate_half: bool) -> Tensor:
     return torch.stack([values, values], beside).flatten(-3)
 
 
-def line_of_token(rope: Rope, coord: Tensor, size: Tensor) -> Tensor | None:
-    """The line that each token (B, N, 2) takes, (B, N): the distinct grids lie one after the other,
-    each cell on a line of its own, after line 0, which is padding's.
+def line_of_token(rope: Rope, coord: Tensor, size: Tensor, is_padding: Tensor) -> Tensor | None:
+    """The line that each token (B, N, 2) takes, (B, N), all on a CPU.
 
-    ``size``: (B, 1, 2). None where the formula for every token costs less.
+    Line 0 is padding's. After it come the distinct grids one after the other, each cell on a line
+    of its own. None where the formula for every token costs less.
+
+    ``size``: (B, 1, 2), the samples' grids. ``is_padding``: (B, N).
     """
     if len(coord) == 1:
         return None
-    if rope.grid_independent:  # one grid that holds all others will do
+    if not rope.centered and rope.ref_feat_shape is None:
+        # A cell has the same angles in every grid: one grid that holds all others will do.
         size = size.amax(0, keepdim=True)
     distinct, grid = size.unique(dim=0, return_inverse=True)  # (G, 1, 2), (B,)
 
@@ -113,13 +115,12 @@ def line_of_token(rope: Rope, coord: Tensor, size: Tensor) -> Tensor | None:
         return None
     first = 1 + lengths.cumsum(0) - lengths  # (G, 1)
     y, x = coord.unbind(-1)  # (B, N) each
-    return first[grid] + y * size[..., 1] + x
+    return (first[grid] + y * size[..., 1] + x).masked_fill(is_padding, 0)
 
 
-def take_lines(lines: Tensor, line: Tensor, dtype: torch.dtype) -> Tensor:
-    """For each token (T,) its line of (R, heads, 2D), or zeros for line 0: (T, heads, 2D)."""
-    lines[0] = 0.0
-    # With a gradient the cast comes last: so a cell's gradients are added in float32.
-    if not lines.requires_grad:
-        lines = lines.to(dtype)
-    return F.embedding(line, lines.flatten(1)).unflatten(1, lines.shape[1:])
+def positions_of_lines(positions: Tensor, line: Tensor) -> Tensor:
+    """The positions (R, 2) of all lines, from those of the tokens (B, N, 2) that take them."""
+    tokens = torch.arange(line.numel(), device="cpu")
+    # One of the tokens on each line tells its position.
+    token_of_line = line.new_zeros(int(line.max()) + 1).scatter(0, line.flatten(), tokens)
+    return positions.flatten(0, 1)[token_of_line]

@@ -46,11 +46,6 @@ class Rope:
     offset: float
     ref_feat_shape: tuple[int, int] | None
 
-    @property
-    def grid_independent(self) -> bool:
-        """Whether a cell has the same angles in every grid of a batch."""
-        return not self.centered and self.ref_feat_shape is None
-
     def angles(self, positions: Tensor, block: int) -> Tensor:
         """Angles (..., heads, D/2) of a block for positions (..., 2)."""
         first, second = positions.unsqueeze(-2).split(1, -1)  # (..., 1, 1) each
@@ -121,23 +116,18 @@ def read_rope(module: Any) -> Rope | str:
 
 
 def _by_position(frequencies: Tensor, module: Any) -> Tensor:
-    """The frequencies as :class:`Rope` takes them, in float32 at least; mixed ones in float32."""
+    """The frequencies as :class:`Rope` takes them, in float32 at least."""
     kind = type(module).__name__
-    if kind == "RotaryEmbeddingMixed":
-        by_position = frequencies.to(torch.float32)
-    else:
-        dtype = torch.promote_types(frequencies.dtype, torch.float32)
-        by_position = _by_axis(frequencies.to(dtype), module)[:, None, None]
-    if module.grid_indexing == "xy":  # position 0 is x
-        by_position = by_position.flip(0)
-    return by_position
-
-
-def _by_axis(frequencies: Tensor, module: Any) -> Tensor:
-    kind = type(module).__name__
-    if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
-        return torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
+    f = frequencies.to(torch.promote_types(frequencies.dtype, torch.float32))
     if kind == "RotaryEmbeddingDinoV3":  # periods are the lengths of a full turn
-        frequencies = 2 * math.pi / frequencies
-    # The first axis turns the first half of the angles, the second axis the second.
-    return torch.block_diag(frequencies, frequencies)  # (2, D/2)
+        f = 2 * math.pi / f
+    if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
+        f = torch.stack([f * (module.axis == axis) for axis in (1, 2)])  # (2, D/2)
+    elif kind != "RotaryEmbeddingMixed":
+        # The first axis turns the first half of the angles, the second axis the second.
+        f = torch.block_diag(f, f)  # (2, D/2)
+    if f.ndim == 2:
+        f = f[:, None, None]
+    if module.grid_indexing == "xy":  # position 0 is x
+        f = f.flip(0)
+    return f
