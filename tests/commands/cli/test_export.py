@@ -7,6 +7,7 @@ import re
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -80,6 +81,78 @@ def test_the_filter_of_siglip2s_training_is_said(exported):
     assert found["metadata"]["interpolation"] == "bicubic"
     assert "resize by bicubic; SigLIP-2's weights were trained with bilinear: " in said
     assert "off by 4.6e-7, and by 2.7e-2 with bicubic" in said
+
+
+@EXPORTS
+def test_openvino_is_measured_in_its_own_default_too(exported):
+    openvino = pytest.importorskip("openvino")
+    file, *_ = exported
+    if file.suffix != ".onnx":
+        return
+
+    default, *others = work.LOADERS["OpenVINO"](file, None)
+
+    hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    assert default == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[hint]
+    assert "float32" in [default, *others]
+
+
+def metadata_of(file):
+    """What a file says of itself."""
+    if file.suffix == ".pt2":
+        extra = {"metadata.json": ""}
+        torch.export.load(file, extra_files=extra)
+        return json.loads(extra["metadata.json"])
+    onnx = pytest.importorskip("onnx")
+    found = onnx.load(file)
+    shapes = {}
+    for value in (*found.graph.input, *found.graph.output):
+        sizes = value.type.tensor_type.shape.dim
+        shapes[value.name] = [size.dim_param or size.dim_value for size in sizes]
+    assert shapes == {
+        "patches": ["batch", "tokens", 768],
+        "patch_coord": ["batch", "tokens", 2],
+        "patch_valid": ["batch", "tokens"],
+        "output": ["batch", 5],
+    }
+    return {entry.key: entry.value for entry in found.metadata_props}
+
+
+@EXPORTS
+def test_a_file_names_its_axes_and_its_model(exported):
+    file, _, found = exported
+    metadata = metadata_of(file)
+    assert metadata == found["metadata"]
+    assert metadata["model"] == SIGLIP2
+    assert metadata["patch_size"] == "[16, 16]" and metadata["max_seq_len"] == "64"
+    assert len(metadata["weights_sha256"]) == 64
+    for package in ("timm_naflex_fast", "timm", "torch"):
+        assert metadata[package] == importlib.import_module(package).__version__
+
+
+@EXPORTS
+def test_the_page_leads_from_a_picture_to_the_output(exported, monkeypatch):
+    file, *_ = exported
+    if file.suffix != ".onnx":
+        return
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    monkeypatch.chdir(file.parent)
+    Image.radial_gradient("L").resize((300, 200)).convert("RGB").save("photo.jpg")
+    set_float32, run, _ = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(), re.S)
+    names = {}
+
+    exec(set_float32 + run, names)
+
+    model, _ = load_model(SIGLIP2, random_weights=True, **KWARGS)
+    jpeg = Image.open("photo.jpg")
+    batch, _ = next(iter(NaFlexImages([("photo", lambda: jpeg)], model, max_seq_len=64)))
+    del batch["names"]
+    with torch.no_grad():
+        want = model(batch)
+    assert torch.allclose(torch.from_numpy(names["output"]), want, atol=1e-5)
+    arrays = {name: tensor.numpy() for name, tensor in names["inputs"].items()}
+    assert torch.allclose(torch.from_numpy(names["compiled"](arrays)[0]), want, atol=1e-5)
 
 
 @EXPORTS
@@ -186,20 +259,6 @@ def test_the_error_of_a_runtime_is_one_line(tmp_path, capsys, monkeypatch):
     assert line.startswith("naflex-fast export: InvalidProtobuf: ") and "--debug" in line
 
 
-@EXPORTS
-def test_openvino_is_measured_in_its_own_default_too(exported):
-    openvino = pytest.importorskip("openvino")
-    file, *_ = exported
-    if file.suffix != ".onnx":
-        return
-
-    default, *others = work.LOADERS["OpenVINO"](file, None)
-
-    hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
-    assert default == {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[hint]
-    assert "float32" in [default, *others]
-
-
 def installed(monkeypatch, *modules):
     """Let the command find these modules alone."""
     monkeypatch.setattr(
@@ -221,15 +280,17 @@ def test_all_that_is_missing_is_named_at_once_with_how_to_install_it(tmp_path, c
         assert line.endswith("pip install '.[export]'")
 
 
-@EXPORTS
 def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
     tmp_path, capsys, monkeypatch
 ):
     pytest.importorskip("onnxscript")
     installed(monkeypatch, "torch", "onnx", "onnxscript")
+    asked = Mock(return_value=([], True))
+    monkeypatch.setattr(work, "export", asked)
 
     assert export(tmp_path / "m.onnx", "--size", "32", "48") == 3
 
+    assert asked.call_args.args[2] == ["torch.export"]
     out, err = capsys.readouterr()
     missing = "not checked in an ONNX runtime: none is installed (pip install "
     assert f"written: {tmp_path / 'm.onnx'}\n{missing}" in out
@@ -237,61 +298,3 @@ def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     assert "3 an ONNX file is written, but" in " ".join(capsys.readouterr().out.split())
-
-
-def metadata_of(file):
-    """What a file says of itself."""
-    if file.suffix == ".pt2":
-        extra = {"metadata.json": ""}
-        torch.export.load(file, extra_files=extra)
-        return json.loads(extra["metadata.json"])
-    onnx = pytest.importorskip("onnx")
-    found = onnx.load(file)
-    shapes = {}
-    for value in (*found.graph.input, *found.graph.output):
-        sizes = value.type.tensor_type.shape.dim
-        shapes[value.name] = [size.dim_param or size.dim_value for size in sizes]
-    assert shapes == {
-        "patches": ["batch", "tokens", 768],
-        "patch_coord": ["batch", "tokens", 2],
-        "patch_valid": ["batch", "tokens"],
-        "output": ["batch", 5],
-    }
-    return {entry.key: entry.value for entry in found.metadata_props}
-
-
-@EXPORTS
-def test_a_file_names_its_axes_and_its_model(exported):
-    file, _, found = exported
-    metadata = metadata_of(file)
-    assert metadata == found["metadata"]
-    assert metadata["model"] == SIGLIP2
-    assert metadata["patch_size"] == "[16, 16]" and metadata["max_seq_len"] == "64"
-    assert len(metadata["weights_sha256"]) == 64
-    for package in ("timm_naflex_fast", "timm", "torch"):
-        assert metadata[package] == importlib.import_module(package).__version__
-
-
-@EXPORTS
-def test_the_page_leads_from_a_picture_to_the_output(exported, monkeypatch):
-    file, *_ = exported
-    if file.suffix != ".onnx":
-        return
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("openvino")
-    monkeypatch.chdir(file.parent)
-    Image.radial_gradient("L").resize((300, 200)).convert("RGB").save("photo.jpg")
-    set_float32, run, _ = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(), re.S)
-    names = {}
-
-    exec(set_float32 + run, names)
-
-    model, _ = load_model(SIGLIP2, random_weights=True, **KWARGS)
-    jpeg = Image.open("photo.jpg")
-    batch, _ = next(iter(NaFlexImages([("photo", lambda: jpeg)], model, max_seq_len=64)))
-    del batch["names"]
-    with torch.no_grad():
-        want = model(batch)
-    assert torch.allclose(torch.from_numpy(names["output"]), want, atol=1e-5)
-    arrays = {name: tensor.numpy() for name, tensor in names["inputs"].items()}
-    assert torch.allclose(torch.from_numpy(names["compiled"](arrays)[0]), want, atol=1e-5)
