@@ -89,15 +89,6 @@ def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
     assert words.startswith("file last.pth")
 
 
-def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
-    own = trained(num_classes=5).state_dict()
-    own["embeds.pos_embed"] = torch.randn(1, 7, 24)  # no square
-    torch.save(own, tmp_path / "last.pth")
-
-    with pytest.raises(RuntimeError, match=r"size mismatch for embeds.pos_embed.*--model-kwargs"):
-        load_model(NAME, tmp_path / "last.pth", **SMALL)
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, tmp_path):
     file = tmp_path / "last.safetensors"
