@@ -22,7 +22,7 @@ def forced(*_):
     return "forced"
 
 
-decide.by_ours = forced
+decide._by_ours = forced
 
 
 @pytest.hookimpl(hookwrapper=True)

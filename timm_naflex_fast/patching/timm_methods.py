@@ -3,6 +3,8 @@
 Each hands its call to ``serve``, with the ``Replacement`` that says how ours computes. In older
 releases of timm a position table has neither an ``antialias`` nor an ``align_corners`` setting, and
 an interpolator no ``resampler``.
+
+Tests: tests/patching/test_timm.py.
 """
 
 # The compiler of older torch cannot evaluate the annotations of functions inside functions.

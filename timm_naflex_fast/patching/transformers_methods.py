@@ -6,6 +6,8 @@ batch at once too, by one product with a weight for each cell of the table. Befo
 CUDA in the table's own dtype, as Cosmos3-Edge still does. For grids (h, 1) such a loop is wrong:
 PyTorch's antialiased resize to width 1 misreads the memory layout that it hands over. Ours is
 right.
+
+Tests: tests/patching/test_transformers.py.
 """
 
 # The compiler of older torch cannot evaluate the annotations of functions inside functions.
