@@ -7,7 +7,7 @@ from tests.support.oracles import small_vit, vit_batch
 GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
 
 
-def row(contender="matmul", counted=None, **changes):
+def row(contender="matmul", **changes):
     values = dict(
         suite="model",
         workload="siglip",
@@ -17,12 +17,7 @@ def row(contender="matmul", counted=None, **changes):
         about={"device": "cpu", "model": "tiny"},
         rounds=5,
         median_ms=10.0,
-        low_ms=10.0,
-        high_ms=10.0,
-        times_faster=None,
     )
-    if counted:
-        values["about"]["counted"] = counted
     return {"contender": contender, **values, **changes}
 
 
