@@ -142,14 +142,16 @@ def _run_all(
             outputs[name] = _forward(model, batch, name)
             found = _compare(outputs[name], outputs[BASELINE], rounding)
             found["grid"] = batch["patch_coord"].amax(1).long() + 1  # (B, 2)
-            if labels is not None and "classes" in outputs[name]:
-                found["accuracy"] = outputs[name]["classes"] == labels
+            if labels is not None and "classes" in found:
+                found["accuracy"] = found["classes"] == labels
             parts[name].append(found)
             advance(1 / len(names))
-    results = {}
-    for name, some in parts.items():
-        results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
-    return results
+    return {name: _joined(some) for name, some in parts.items()}
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    """The results of all batches."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def _forward(model: Any, inputs: dict[str, Any], mode: str) -> Tensors:
@@ -196,7 +198,7 @@ def _compare(ours: Tensors, timms: Tensors, rounding: float) -> Tensors:
     Returns:
         Figures of :class:`Drift` by their names; ``squares`` (B, 2), the sums of the squared
         differences and of timm's squared tokens; of a model that pools, ``directions`` (B, D), its
-        outputs scaled to length 1.
+        outputs scaled to length 1; and the predicted ``classes``, if it has some.
     """
     tokens = timms["tokens"]  # (B, N, C), 0 for padding
     moves = ours["tokens"] - tokens
@@ -216,6 +218,7 @@ def _compare(ours: Tensors, timms: Tensors, rounding: float) -> Tensors:
     if ours["output"].ndim == 2:
         results["directions"] = directions
     if "classes" in ours:
+        results["classes"] = ours["classes"]
         results["agreement"] = ours["classes"] == timms["classes"]
     return results
 
