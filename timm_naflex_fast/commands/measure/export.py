@@ -230,7 +230,9 @@ def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Te
         if output.shape != want.shape or output.dtype != want.dtype:
             return math.inf
         # What has no embeddings at all is 0 everywhere, and must be so in the file.
-        found.append((output - want).abs().max() / want.abs().max().clamp(min=1e-12))
+        largest = want.abs().max().clamp(min=1e-12)
+        off = (output - want).abs().max()
+        found.append(off / largest)
     return torch.stack(found).max().item()
 
 
