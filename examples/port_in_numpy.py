@@ -6,6 +6,9 @@ stage gives. docs/recordings.md describes both folders. Then compare it, or your
     uv run examples/port_in_numpy.py recordings/siglip2_naflex_tiny port
     uv run naflex-fast compare recordings/siglip2_naflex_tiny port
 
+The known mistakes of recordings are wrong lines of this file, so that a change here may need one there:
+timm_naflex_fast/commands/recordings/mistakes.diff.
+
 It takes one picture at a time, so there is no padding. Who computes a padded batch has to mask the
 padding twice: in the attention of each block, and in the pooling. All numbers are float64 here, and
 are written as float32.
@@ -20,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 EPS = 1e-6  # of every LayerNorm
+FILTER = Image.Resampling.BILINEAR  # how pictures are resized; Pillow antialiases
 NUMBER_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
@@ -46,20 +50,24 @@ def grid_of(height, width, patch_size, max_patches):
     return grid_at(fits)
 
 
-def read_pixels(file, patch_size, max_patches):
-    """A picture's grid (h, w), and its patches (h * w, p * p * 3) from -1 to 1."""
-    picture = Image.open(file).convert("RGB")
+def read_picture(picture, patch_size, max_patches):
+    """A picture's grid (h, w), and the picture resized to fill it, (h * p, w * p, 3) from 0 to 255."""
+    picture = picture.convert("RGB")
     h, w = grid_of(picture.height, picture.width, patch_size, max_patches)
-
-    # The picture fills the grid, so its shape changes a little. Pillow antialiases.
     size = (w * patch_size, h * patch_size)  # Pillow wants the width first
-    picture = picture.resize(size, Image.Resampling.BILINEAR)
-    pixels = np.asarray(picture) / 255 * 2 - 1  # (h * p, w * p, 3): red, green, blue
+    picture = picture.resize(size, FILTER)  # its shape changes a little
+    return (h, w), np.asarray(picture)
 
-    # Cut it into patches: grid row by row, and inside a patch row by row of pixels.
-    patches = pixels.reshape(h, patch_size, w, patch_size, 3)
+
+def cut_patches(image, patch_size, mean, std):
+    """The patches of an image (h * p, w * p, 3), (h * w, p * p * 3): from -1 to 1 for SigLIP-2."""
+    pixels = (image / 255 - mean) / std  # of red, green, blue; all 0.5 for SigLIP-2
+
+    # The grid goes row by row, and inside a patch the pixels go row by row.
+    h = len(pixels) // patch_size
+    patches = pixels.reshape(h, patch_size, -1, patch_size, 3)
     patches = patches.transpose(0, 2, 1, 3, 4)  # (h, w, y, x, channel)
-    return (h, w), patches.reshape(h * w, patch_size * patch_size * 3)
+    return patches.reshape(-1, patch_size * patch_size * 3)
 
 
 def resize_matrix(length, table_length):
@@ -154,24 +162,23 @@ def pool(x, weights, heads):
     return pooled[0]  # (C,)
 
 
-def tower(pixels, h, w, table, weights, heads):
-    """Each stage after the pixels (h * w, p * p * 3), in order."""
-    stages = {}
-    x = linear(pixels, weights, "embeddings.patch_embedding")  # (h * w, C)
-    stages["patch_embedding"] = x
-    x = x + position_embeddings(table, h, w)
-    stages["position_embedding"] = x
-
-    number = 0
-    while f"encoder.layers.{number}.layer_norm1.weight" in weights:
-        x = block(x, weights, f"encoder.layers.{number}", heads)
-        stages[f"block_{number}"] = x
-        number += 1
-
-    x = layer_norm(x, weights, "post_layernorm")
-    stages["norm"] = x
-    stages["pooled"] = pool(x, weights, heads)
-    return stages
+def step(stage, x, grid, about, table, weights):
+    """One stage, from what the stage before it gave; the pixels are made of an image."""
+    h, w = grid
+    heads = about["heads"]
+    if stage == "pixels":
+        mean = np.array(about["mean"])
+        return cut_patches(x, about["patch_size"], mean, np.array(about["std"]))
+    if stage == "patch_embedding":
+        return linear(x, weights, "embeddings.patch_embedding")  # (h * w, C)
+    if stage == "position_embedding":
+        return x + position_embeddings(table, h, w)
+    if stage == "norm":
+        return layer_norm(x, weights, "post_layernorm")
+    if stage == "pooled":
+        return pool(x, weights, heads)  # (C,)
+    number = int(stage.removeprefix("block_"))
+    return block(x, weights, f"encoder.layers.{number}", heads)
 
 
 def read_safetensors(file):
@@ -244,16 +251,19 @@ def main():
 
     written = {}
     for number, picture in enumerate(about["pictures"]):
+        stages = [stage["name"] for stage in about["stages"]]
+        stages = stages[stages.index("pixels") :]
         if options.pixels:
-            h, w = recorded[f"{number:03}.grid"].astype(int)
-            pixels = recorded[f"{number:03}.pixels"]
+            stages.remove("pixels")
+            grid = recorded[f"{number:03}.grid"].astype(int)
+            x = recorded[f"{number:03}.pixels"]
         else:
-            file = reference / picture["file"]
-            (h, w), pixels = read_pixels(file, about["patch_size"], about["max_patches"])
-            written[f"{number:03}.grid"] = (h, w)
-            written[f"{number:03}.pixels"] = pixels
-        for stage, numbers in tower(pixels, h, w, table, weights, about["heads"]).items():
-            written[f"{number:03}.{stage}"] = numbers
+            with Image.open(reference / picture["file"]) as opened:
+                grid, x = read_picture(opened, about["patch_size"], about["max_patches"])
+            written[f"{number:03}.grid"] = grid
+        for stage in stages:
+            x = step(stage, x, grid, about, table, weights)
+            written[f"{number:03}.{stage}"] = x
 
     options.port.mkdir(parents=True, exist_ok=True)
     write_safetensors(options.port / "stages.safetensors", written)

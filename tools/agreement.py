@@ -32,9 +32,8 @@ from timm_naflex_fast.commands.measure.pipelines import (
     transformers_pipeline,
 )
 from timm_naflex_fast.commands.measure.record import inputs_of
-from timm_naflex_fast.commands.recordings.compare import compare_recordings
+from timm_naflex_fast.commands.recordings.compare import Stage, compare_recordings, stages_at
 from timm_naflex_fast.commands.recordings.format import (
-    Port,
     Recording,
     Stages,
     read_port,
@@ -48,16 +47,27 @@ OUT = ROOT / "results" / "recordings" / "agreement.json"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 
-def row(name: str, recording: Recording, port: Port) -> dict[str, Any]:
+def row(
+    name: str, recording: Recording, ports: Sequence[Stages], precision: str = "float32"
+) -> dict[str, Any]:
     """What is said of one port."""
-    found = compare_recordings(recording, port)
+    found = compare_recordings(recording, ports, precision)
     return {
         "who": name,
-        "stages": {one.stage: one.share for one in found.rows},
-        "precision": found.precision,
+        "stages": {one.name: largest_share(one) for one in stages_at(precision, recording, ports)},
+        "precision": precision,
         "parts at": found.first and found.first.stage,
         "reason": [found.reason.words] if found.reason else [],
     }
+
+
+def largest_share(stage: Stage) -> float:
+    """The largest difference, as a share of the picture's largest number, of all pictures."""
+    shares = [0.0]
+    for picture, ours in stage.port.items():
+        theirs = stage.reference[picture]
+        shares.append(float(np.abs(ours - theirs).max() / np.abs(theirs).max()))
+    return max(shares)
 
 
 def without_pixels(ports: Sequence[Stages]) -> list[Stages]:
@@ -134,7 +144,8 @@ def main() -> int:
         }
     ]
     for name, ports in (*towers(recording), *runtimes(recording)):
-        rows.append(row(name, recording, Port(without_pixels(ports))))
+        precision = "bfloat16" if "bf16" in name else "float32"
+        rows.append(row(name, recording, without_pixels(ports), precision))
     for text in options.port:
         name, folder = text.rsplit("=", 1)
         rows.append(row(name, recording, read_port(Path(folder), recording)))

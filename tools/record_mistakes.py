@@ -1,8 +1,9 @@
-"""Add what known mistakes give to the recording of SigLIP-2's original implementation.
+"""Add limits and known mistakes to the recording of SigLIP-2's original implementation.
 
     uv run tools/record_mistakes.py            # after tools/record_original.py, or after a new mistake
 
-timm runs each mistake of ``recordings/mistakes.py`` on the kit's weights and the original's pixels.
+timm's tower measures what rounding moves, and the port in NumPy makes the mistakes: with the kit's
+weights, on the original's pixels.
 """
 
 import json
@@ -10,32 +11,44 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save
 
 from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.commands.measure.record import describe_mistakes, known_mistakes, timm_source
-from timm_naflex_fast.commands.recordings.format import read_recording
+from timm_naflex_fast.commands.measure.pipelines import timm_source
+from timm_naflex_fast.commands.measure.record import measure_limits
+from timm_naflex_fast.commands.recordings.format import TABLE, VERSION, Recording, stage_entry
+from timm_naflex_fast.commands.recordings.mistakes import known_mistakes, mistakes_of
 
 KIT = Path(__file__).parents[1] / "recordings" / "siglip2_naflex_tiny"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 
 def main() -> None:
-    """Run the mistakes, and write recording.json and mistakes.safetensors anew."""
+    """Write recording.json and mistakes.safetensors anew."""
     torch.set_num_threads(1)
-    recording = read_recording(KIT)
-    about = dict(recording.about)
-    model, _ = load_model(
-        MODEL, KIT / "weights" / "transformers.safetensors", num_heads=about["heads"]
-    )
-    source = timm_source(model, about["max_patches"], about["filter"])
-    pictures = [Image.open(KIT / picture["file"]).convert("RGB") for picture in about["pictures"]]
-    found = known_mistakes(source, pictures, recording.stages)
-    about["mistakes"], arrays = describe_mistakes(found)
-    save_file(arrays, KIT / "mistakes.safetensors")
+    file = KIT / "recording.json"
+    about = json.loads(file.read_text(encoding="utf-8"))
+    found = load_file(KIT / "stages.safetensors")
+    stages = []
+    for number in range(len(about["pictures"])):
+        names = [stage["name"] for stage in about["stages"]]
+        stages.append({name: found[f"{number:03}.{name}"] for name in names})
+    weights = KIT / "weights" / "transformers.safetensors"
+    model, _ = load_model(MODEL, weights, num_heads=about["heads"])
+
+    limits = measure_limits(timm_source(model, about["max_patches"]), stages)
+    about["version"] = VERSION
+    about["stages"] = [stage_entry(stage, limits[stage]) for stage in stages[0]]
+    pictures = [Image.open(KIT / picture["file"]) for picture in about["pictures"]]
+    recording = Recording(about, stages, found[TABLE], {})
+    mistakes = mistakes_of(len(model.blocks))
+    entries, arrays = known_mistakes(recording, load_file(weights), pictures, mistakes)
+    about |= {"mistakes": entries, "mistakes_tried": len(pictures)}
+
+    (KIT / "mistakes.safetensors").write_bytes(save(arrays))
     text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-    (KIT / "recording.json").write_text(text, encoding="utf-8")
-    print(f"{len(about['mistakes'])} mistakes, {len(arrays)} arrays")
+    file.write_text(text, encoding="utf-8")
+    print(f"{len(entries)} mistakes, {len(arrays)} arrays")
 
 
 if __name__ == "__main__":

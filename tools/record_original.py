@@ -10,7 +10,7 @@ jax==0.4.35 jaxlib==0.4.35 flax==0.10.2 tensorflow-cpu==2.21.0 numpy==2.4.6 eino
 ml_collections==1.1.0 absl-py==2.5.1 scipy==1.17.1 scikit-image==0.26.0 pillow==13.0.0. It draws the
 weights, cuts the pictures, runs all on the CPU, and leaves what it finds in the folder MADE.
 ``write`` needs this package and transformers. It writes the recording, the weights in three forms, and
-results/recordings/jax_float64.json. Known mistakes are gone then: tools/record_mistakes.py adds them.
+results/recordings/jax_float64.json. tools/record_mistakes.py then adds limits and known mistakes.
 """
 
 import argparse
@@ -36,10 +36,6 @@ PATCH, WIDTH, DEPTH, HEADS, TABLE, MOST_PATCHES = 8, 32, 2, 4, 12, 64
 SEED = 0
 SMALLER = np.float32(0.12)  # times what flax gives, for all weights that add to the tokens
 NOISE = 0.2  # standard deviation of what is added to biases and LayerNorms
-GREY_LEVEL = 2 / 255  # pixels reach from -1 to 1
-OWN_PIXELS = 2.0  # times what one grey level moves, the limit for who reads the pictures himself
-ROUNDING = 3.0  # times what half a precision moves, its limit
-HALVES = ("float16", "bfloat16")
 
 # Name, photograph of scikit-image, first row and column, height and width; then what its grid shows.
 # What known mistakes give is kept for the first picture that shows them: the first has the fewest
@@ -63,7 +59,7 @@ def run(big_vision: Path, made: Path) -> None:
     """Run the original on the pictures and leave all that it gives in ``made``.
 
     Writes the pictures, weights.npz, stages.npz ("000.pixels" and so on, "table"), and about.json:
-    who wrote it, and what moves the numbers.
+    who wrote it, and how far it is from float64.
     """
     sys.path.insert(0, str(big_vision))
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -73,23 +69,11 @@ def run(big_vision: Path, made: Path) -> None:
     made.mkdir(parents=True, exist_ok=True)
     batch = read(cut_pictures(made))
     lengths = batch["type"].sum(1)  # (B,) tokens that are no padding
-    patches = batch["patches"]  # (B, N, p * p * 3)
 
     rng = np.random.default_rng(SEED)
     initial = build_tower("float32").init(jax.random.PRNGKey(SEED), as_tuple(batch))["params"]
     weights = changed(initial, rng)
     stages = tower_stages(weights, batch, "float32")
-
-    # What may move the numbers of a right port: its precision, and its own reading of the pictures.
-    moved = {}
-    for precision in HALVES:
-        half = tower_stages(weights, batch, precision)
-        moved[precision] = shares(half, stages, lengths)
-        rounded = np.asarray(jax.numpy.asarray(patches, precision), np.float32)
-        moved[precision]["pixels"] = float(np.abs(rounded - patches).max())
-    levels = rng.integers(-1, 2, patches.shape) * np.float32(GREY_LEVEL)
-    own = tower_stages(weights, batch | {"patches": patches + levels}, "float32")
-    moved["own_pixels"] = shares(own, stages, lengths)
 
     # What float32 itself moves. JAX computes in float64 only where it is told to.
     with jax.experimental.enable_x64():
@@ -100,7 +84,6 @@ def run(big_vision: Path, made: Path) -> None:
     save(made / "stages.npz", tables | by_picture(batch, stages, lengths))
     about = {
         "written_by": written_by(big_vision),
-        "moved": moved,
         "float64": shares(stages, exact, lengths),
     }
     (made / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -175,8 +158,7 @@ def as_tuple(batch: Arrays) -> tuple[np.ndarray, ...]:
 def tower_stages(weights: Any, batch: Arrays, precision: str) -> Arrays:
     """What the original's tower gives at each stage, (B, N, C) and (B, D), in float64.
 
-    ``dtype_mm`` alone leaves LayerNorms and sums in float32. A port may do all in one precision: so
-    do we, and cast the weights too.
+    ``dtype_mm`` alone leaves LayerNorms and sums in float32, so the weights are cast too.
     """
     import jax
 
@@ -273,6 +255,7 @@ def write(made: Path) -> None:
     from PIL import Image
 
     from timm_naflex_fast.commands.recordings.format import (
+        VERSION,
         Recording,
         sha256,
         stage_entry,
@@ -295,7 +278,7 @@ def write(made: Path) -> None:
 
     description = {
         "format": "naflex-recording",
-        "version": 1,
+        "version": VERSION,
         "written_by": about["written_by"],
         "weights": {
             "words": "random, untrained; kit of timm_naflex_fast",
@@ -309,8 +292,9 @@ def write(made: Path) -> None:
         "std": [0.5, 0.5, 0.5],
         "filter": "bilinear",
         "pictures": entries,
-        "stages": [stage_entry(name, limits(name, about["moved"])) for name in stages[0]],
+        "stages": [stage_entry(name, {}) for name in stages[0]],
         "mistakes": [],
+        "mistakes_tried": 0,
     }
     recording = Recording(description, stages, table, {})
     with tempfile.TemporaryDirectory() as folder:
@@ -328,29 +312,6 @@ def write(made: Path) -> None:
         "made": about["written_by"],
     }
     FLOAT64.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def limits(stage: str, moved: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The largest difference at a stage that counts as rounding, by precision."""
-    from timm_naflex_fast.commands.recordings.format import float32_limit
-
-    found = {"float32": float32_limit(stage)}
-    if stage == "grid":
-        return found
-    for precision in HALVES:
-        found[precision] = two_digits(ROUNDING * moved[precision][stage])
-    if stage == "pixels":
-        # Half a precision moves pixels beside what another resizer moves.
-        for precision in HALVES:
-            found[precision] += found["float32"]
-    else:
-        found["own_pixels"] = two_digits(OWN_PIXELS * moved["own_pixels"][stage])
-    return found
-
-
-def two_digits(number: float) -> float:
-    """A number rounded to two digits."""
-    return float(f"{number:.1e}")
 
 
 def write_weights(original: Path, folder: Path) -> None:

@@ -42,16 +42,40 @@ def tiny_model(**settings):
 
 
 def source_of(model, interpolation="bilinear", **options):
-    from timm_naflex_fast.commands.measure.record import timm_source
+    from timm_naflex_fast.commands.measure.pipelines import timm_source
 
     return timm_source(model, LENGTH, interpolation, **options)
 
 
-def recording_of(model, pictures, interpolation="bilinear", **options):
-    from timm_naflex_fast.commands.measure.record import make_recording
+def recording_of(model, pictures, mistakes=None, interpolation="bilinear"):
+    """A recording, with the numbers of these mistakes, or of all that are known."""
+    from timm_naflex_fast.commands.measure.record import make_recording, with_mistakes
+    from timm_naflex_fast.commands.recordings.mistakes import mistakes_of
 
     names = [f"picture {number}" for number in range(len(pictures))]
-    return make_recording(source_of(model, interpolation, **options), pictures, names, {})
+    recording = make_recording(source_of(model, interpolation), pictures, names, {})
+    if mistakes is None:
+        mistakes = mistakes_of(len(model.blocks))
+    return with_mistakes(recording, model, pictures, mistakes)
+
+
+def port_of(recording, model, pictures=None, mistake=None, start="patch_embedding"):
+    """What the port in NumPy writes: from pictures, or from what is recorded before ``start``."""
+    from timm_naflex_fast.commands.measure.pipelines import siglip2_weights
+    from timm_naflex_fast.commands.recordings.mistakes import Port
+
+    weights = {name: one.numpy() for name, one in siglip2_weights(model).items()}
+    port = Port(recording, weights, mistake)
+    if pictures is None:
+        pictures = [None] * len(recording.stages)
+    else:
+        start = "picture"
+    written = []
+    for picture, right in zip(pictures, recording.stages):
+        made = port.made(start, picture, right, recording.order)
+        before = {stage: right[stage] for stage in right if stage not in made}
+        written.append({stage: {**before, **made}[stage] for stage in recording.order})
+    return written
 
 
 @cache
@@ -64,6 +88,5 @@ def reference():
 def compared(recording, ports, precision="float32"):
     """The comparison of the stages that a port wrote."""
     from timm_naflex_fast.commands.recordings.compare import compare_recordings
-    from timm_naflex_fast.commands.recordings.format import Port
 
-    return compare_recordings(recording, Port(ports, precision))
+    return compare_recordings(recording, ports, precision)

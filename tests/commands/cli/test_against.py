@@ -34,7 +34,7 @@ def test_the_report_names_the_first_stage_and_the_likely_reason(weights, photos,
     against = json.loads(figures.read_text())["against"]
     assert RECOGNISED in printed
     assert against["first"] == "pixels"
-    assert against["reasons"][0]["words"] == "pictures resized by bicubic"
+    assert against["reason"]["words"] == "pictures resized by bicubic"
     assert all(line in printed for line in against["verdict"])
 
 
@@ -54,7 +54,7 @@ def test_what_mends_it_mends_it(mend, weights, photos, tmp_path, capsys):
         assert "pixels" not in stages
         return
     # The processor itself was asked, not timm's transform twice: it rounds pixels otherwise.
-    assert stages["pixels"]["largest"] > 0
+    assert stages["pixels"]["share"] > 0
     assert "pooled (end to end)" in stages
 
 

@@ -9,11 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.checks import slow
 from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
-from timm_naflex_fast.commands.recordings.identify import (
-    DECIMALS,
-    tokens_of,
-    verdict,
-)
+from timm_naflex_fast.commands.recordings.identify import DECIMALS, verdict
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
@@ -21,6 +17,10 @@ ALL = list(conventions(SIZES))
 # Each is compared with all others. Those with one layout of the tokens follow one another.
 MORE = ALL[16:160:16] + ALL[163::59]
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
+
+
+def tokens_of(convention, table, sizes):
+    return torch.from_numpy(convention.tokens(table.numpy(), sizes))
 
 
 def random_table(seed, channels=3, size=(8, 9)):
@@ -109,25 +109,7 @@ def test_bad_input_is_named(argument, wrong, why):
         identify_resampling(**{**good, argument: wrong})
 
 
-# Ports that compute in half precision and write float32.
-def port(table, rounded, dtype, convention=BILINEAR):
-    """What a port makes of a table that rounds what ``rounded`` names to ``dtype``."""
-    packed = []
-    for _, h, w in SIZES[:2]:
-        rows = torch.from_numpy(convention.matrix(h, table.shape[0])).float()
-        columns = torch.from_numpy(convention.matrix(w, table.shape[1])).float()
-        if "weights" in rounded:
-            rows, columns = rows.to(dtype).float(), columns.to(dtype).float()
-        if "table" in rounded:
-            table = table.to(dtype).float()
-        strip = torch.einsum("yh,hwc->ywc", rows, table)
-        if "sums" in rounded:
-            strip = strip.to(dtype).float()
-        grid = torch.einsum("xw,ywc->yxc", columns, strip)
-        if "result" in rounded:
-            grid = grid.to(dtype).float()
-        packed.append(grid.flatten(0, 1))
-    return torch.cat(packed)
+# Whether a port is right.
 
 
 def smooth_table(seed):
@@ -138,77 +120,79 @@ def smooth_table(seed):
 
 TABLES = {"random": random_table(9, channels=24, size=(16, 16)), "smooth": smooth_table(9)}
 HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+ASKED = [(1, 4, 6), (1, 12, 8)]
+
+
+def port(table, convention=BILINEAR, dtype=torch.float32, rounded=""):
+    """What a port makes of a table that rounds what ``rounded`` names to ``dtype``."""
+
+    def kept(name, numbers):
+        return numbers.to(dtype).float() if name in rounded else numbers
+
+    packed = []
+    for _, h, w in ASKED:
+        rows = kept("weights", torch.from_numpy(convention.matrix(h, table.shape[0])).float())
+        columns = kept("weights", torch.from_numpy(convention.matrix(w, table.shape[1])).float())
+        strip = kept("sums", torch.einsum("yh,hwc->ywc", rows, kept("table", table)))
+        grid = kept("result", torch.einsum("xw,ywc->yxc", columns, strip))
+        packed.append(grid.flatten(0, 1))
+    return torch.cat(packed)
+
+
+def judged(table, result, precision="float32"):
+    return verdict(BILINEAR, table, [size[1:] for size in ASKED], result, precision)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 @pytest.mark.parametrize("precision", HALF)
-@pytest.mark.parametrize(
-    "rounded", ["weights table sums", "weights table sums result", "result", "weights sums result"]
-)
-def test_a_port_in_half_precision_is_right_and_the_precision_named(rounded, precision, table):
-    result = port(table, rounded, HALF[precision])
-    sizes = [size[1:] for size in SIZES[:2]]
-    is_equal, lines = verdict(BILINEAR, table, sizes, result, precision)
+@pytest.mark.parametrize("rounded", ["weights table sums result", "result", "table"])
+def test_a_port_in_half_precision_is_right_if_that_is_said(rounded, precision, table):
+    result = port(table, dtype=HALF[precision], rounded=rounded)
+    is_equal, lines = judged(table, result, precision)
     assert is_equal and f", within the rounding of {precision} (" in lines[0]
-    # Written in float32, and nobody says how it was computed.
-    is_equal, lines = verdict(BILINEAR, table, sizes, result)
+    is_equal, lines = judged(table, result)
     assert not is_equal and "not within the rounding of float32 (" in lines[0]
+    assert any("say --precision " in line for line in lines)
 
 
-def test_a_table_that_was_stored_in_half_precision_explains_its_rounding():
-    table = TABLES["random"]
-    result = port(table, "", torch.float32)
-    is_equal, lines = verdict(BILINEAR, table.half(), [size[1:] for size in SIZES[:2]], result)
-    assert is_equal and "within the rounding of float16 (" in lines[0]
+def test_an_outlier_of_the_table_hides_nothing():
+    table = TABLES["random"].clone()
+    table[12, 1, 5] = 283
+    is_equal, lines = judged(table, port(table, rounded="table", dtype=torch.bfloat16))
+    assert not is_equal and "say --precision " in lines[-1]
+    assert judged(table, port(table))[0]
 
 
 @pytest.mark.parametrize("precision", HALF)
 def test_a_wrong_convention_in_half_precision_is_named(precision):
     table = TABLES["random"]
     wrong = Convention("bicubic", -0.75, antialias=False, outside="dropped")
-    result = port(table, "weights table sums result", HALF[precision], wrong)
-    sizes = [size[1:] for size in SIZES[:2]]
-    is_equal, lines = verdict(BILINEAR, table, sizes, result, precision)
-    assert not is_equal
-    assert lines[0].startswith("different from the reference; ")
-    assert f"the port follows another, within the rounding of {precision} (" in lines[0]
+    result = port(table, wrong, HALF[precision], "weights table sums result")
+    is_equal, lines = judged(table, result, precision)
+    assert not is_equal and lines[0].startswith("different from the reference; the port follows an")
     assert lines[1].endswith(f" %  {wrong.differences(BILINEAR)}")
 
 
 def test_another_convention_that_is_much_nearer_is_right_although_rounding_explains_both():
-    table = (TABLES["smooth"] + 100).bfloat16()
+    table = (TABLES["smooth"] + 100).bfloat16().float()
     wrong = BILINEAR._replace(antialias=False, outside="border")
-    result = port(table.float(), "", torch.float32, wrong)
-    is_equal, lines = verdict(BILINEAR, table, [size[1:] for size in SIZES[:2]], result)
+    is_equal, lines = judged(table, port(table, wrong), "bfloat16")
     assert not is_equal and "follows another, within the rounding of bfloat16 (" in lines[0]
     assert lines[1].endswith(" %  no antialiasing instead of antialiased")
 
 
-def test_of_random_numbers_no_convention_is_named():
-    table = TABLES["random"]
-    result = random_table(10, channels=24, size=(5, 9))
-    is_equal, lines = verdict(BILINEAR, table, (5, 9), result)
-    assert not is_equal
-    assert lines[0].startswith("none of the known ones: the nearest is not within")
-
-
 def test_of_a_kernel_that_is_not_known_the_nearest_are_shown():
     table = TABLES["random"]
-    unknown = Convention(cubic_coefficient=-0.6)
-    is_equal, lines = verdict(BILINEAR, table, (5, 9), port_of(unknown, table, (5, 9)))
+    is_equal, lines = judged(table, port(table, Convention(cubic_coefficient=-0.6)))
     assert not is_equal and lines[0].startswith("none of the known ones: the nearest is not")
     assert lines[1].endswith(" %  bicubic, coefficient -0.5 instead of bilinear")
 
 
 def test_conventions_that_the_sizes_do_not_tell_apart_are_counted():
     table = TABLES["random"]
-    is_equal, lines = verdict(BILINEAR, table, (17, 19), port_of(BILINEAR, table, (17, 19)))
-    assert is_equal
-    assert re.match(r"\d+ conventions are as near; ", lines[-1])
-
-
-def port_of(convention, table, size):
-    return tokens_of(convention, table.double(), [(1, *size)]).float()
+    result = tokens_of(BILINEAR, table.double(), [(1, 17, 19)]).float()
+    is_equal, lines = verdict(BILINEAR, table, (17, 19), result)
+    assert is_equal and re.match(r"\d+ conventions are as near; ", lines[-1])
 
 
 def test_the_verdict_needs_sizes_that_the_reference_allows():

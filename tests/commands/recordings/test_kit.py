@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -23,34 +22,18 @@ def kit():
     return read_recording(KIT)
 
 
-def test_its_pictures_and_weights_are_those_that_were_recorded(kit):
-    for picture in kit.about["pictures"]:
-        assert sha256(KIT / picture["file"]) == picture["sha256"]
+def test_it_is_small():
+    assert sum(file.stat().st_size for file in KIT.rglob("*") if file.is_file()) <= MOST_BYTES
+
+
+def test_its_weights_are_those_that_were_recorded(kit):
     assert sha256(KIT / "weights" / "big_vision.npz") == kit.about["weights"]["sha256"]
 
 
-def test_it_is_small():
-    sizes = [file.stat().st_size for file in KIT.rglob("*") if file.is_file()]
-    assert sum(sizes) <= MOST_BYTES
-
-
-def test_every_picture_has_every_stage_in_its_shape(kit):
-    patch = kit.about["patch_size"]
-    height, width, channels = kit.table.shape
-    assert [height, width] == kit.about["table_size"]
-    for picture, stages in zip(kit.about["pictures"], kit.stages):
-        tokens = math.prod(picture["grid"])
-        assert stages["grid"].tolist() == picture["grid"]
-        assert list(stages) == kit.order  # that in which data flows
-        for stage, numbers in stages.items():
-            wanted = {"grid": (2,), "pixels": (tokens, 3 * patch**2), "pooled": (channels,)}
-            assert numbers.shape == wanted.get(stage, (tokens, channels))
-            assert np.isfinite(numbers).all()
-
-
-def test_each_picture_is_resized(kit):
+def test_its_pictures_are_those_that_were_recorded_and_each_is_resized(kit):
     patch = kit.about["patch_size"]
     for picture in kit.about["pictures"]:
+        assert sha256(KIT / picture["file"]) == picture["sha256"]
         with Image.open(KIT / picture["file"]) as opened:
             assert [opened.height, opened.width] == picture["size"]
             assert opened.mode == "RGB"
@@ -79,11 +62,11 @@ def test_its_grids_are_of_every_kind(kit):
 
 
 def test_its_limits_leave_room_for_lower_precisions(kit):
-    for stage in kit.order[1:]:
+    for stage in kit.order[2:]:
         limits = kit.limits[stage]
-        assert limits["float32"] < limits["float16"] < limits["bfloat16"]
-        assert ("own_pixels" in limits) == (stage != "pixels")
-    assert kit.limits["grid"] == {"float32": 0.0}
+        for measure, limit in limits["float32"].items():
+            assert limit < limits["float16"][measure] <= limits["tf32"][measure]
+            assert limits["float16"][measure] < limits["bfloat16"][measure]
 
 
 def test_the_weights_are_the_same_in_three_forms():
@@ -98,18 +81,12 @@ def test_the_weights_are_the_same_in_three_forms():
     )
     model.load_pretrained(str(KIT / "weights" / "big_vision.npz"))
     own = model.state_dict()
-    forms = {"timm": own, "transformers": to_transformers(own)}
-    for name, wanted in forms.items():
+    for name, wanted in {"timm": own, "transformers": to_transformers(own)}.items():
         written = load_file(KIT / "weights" / f"{name}.safetensors")
         assert written.keys() == wanted.keys()
         for key, numbers in written.items():
             assert np.array_equal(numbers, wanted[key].numpy())
-
-
-def test_no_weight_is_one_that_flax_begins_with():
-    weights = np.load(KIT / "weights" / "big_vision.npz")
-    for name in weights.files:
-        assert weights[name].std() > 0.001, name
+            assert numbers.std() > 0.001, key  # flax begins with zeros and ones
 
 
 def test_the_original_in_float32_is_within_the_limits_of_float32(kit):
@@ -117,7 +94,7 @@ def test_the_original_in_float32_is_within_the_limits_of_float32(kit):
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["made"] == kit.about["written_by"]
     for stage, share in found["stages"].items():
-        assert 0 < share <= kit.limits[stage]["float32"]
+        assert 0 < share <= min(kit.limits[stage]["float32"].values())
 
 
 def test_its_readme_names_each_picture(kit):

@@ -1,24 +1,35 @@
 """Each known mistake is found in a port that makes it: at its stage, with its words.
 
-The port is that of ``examples/`` with a wrong line (``tests/support/broken_port.py``).
+The port is that of ``examples/`` with the wrong line, from the pictures or the pixels on.
+``test_compare.py`` plants faults in transformers' tower, which knows nothing of the list.
 """
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support import broken_port, tiny_recordings
-from timm_naflex_fast.commands.recordings import mistakes
-from timm_naflex_fast.commands.recordings.mistakes import mistakes_of
+from tests.support import tiny_recordings
+from timm_naflex_fast.commands.recordings.format import Unusable, read_about
+from timm_naflex_fast.commands.recordings.mistakes import Mistake, mistakes_of, read_mistakes
 
+KIT = Path(__file__).parents[3] / "recordings" / "siglip2_naflex_tiny"
+DEPTH = 3
+MISTAKES = {mistake.name: mistake for mistake in mistakes_of(DEPTH)}
 NOT_SHOWN = {
     # What the reference itself does.
     "bilinear",
+    "mean_and_std_half",
     "tanh_gelu",
-    # No picture of the tiny recording has a grid of one column; that of a test below has.
+    # No picture of the tiny recording has a grid of one column, nor is it small; in the kit they show.
     "interpolate_unbatched",
-    # What the head's LayerNorm takes is too large there; a test below makes it small.
+    "grid_rounded",
+    "not_enlarged",
+    # What these LayerNorms take is too large there; a test below makes it small.
     "pooling_eps_1e-5",
+    "last_norm_eps_1e-5",
+    "last_norm_eps_1e-3",
 }
 
 
@@ -39,168 +50,195 @@ def pictures():
     return tiny_recordings.smooth_pictures()
 
 
-@pytest.fixture(scope="module")
-def run(model, reference, pictures):
-    """The function that runs a port with these mistakes, from pictures or from pixels."""
-    weights = broken_port.weights_of(model)
-
-    def run(*names):
-        is_read = any(map(broken_port.is_read, names))
-        ports = broken_port.run(reference, weights, pictures if is_read else None, names)
-        return ports
-
-    return run
-
-
 def entry_of(reference, name):
     """What recording.json says of a mistake."""
     (found,) = [one for one in reference.about["mistakes"] if one["name"] == name]
     return found
 
 
-def words_of(reference, name, stage, picture):
+def words_of(reference, name, stage):
     """The words of a mistake, and of those that give the same numbers at a stage."""
-    key = f"{picture:03}.{stage}"
-    right = reference.mistakes[f"{name}/{key}"]
+    own = entry_of(reference, name)
     words = set()
-    for one in reference.about["mistakes"]:
-        numbers = reference.mistakes.get(f"{one['name']}/{key}")
-        if numbers is None or numbers.shape != right.shape:
-            continue
-        if np.abs(numbers - right).max() <= 1e-4 * np.abs(right).max():
-            words.add(one["words"])
+    for other in reference.about["mistakes"]:
+        same = []
+        for picture in own["pictures"]:
+            key = f"{picture:03}.{stage}"
+            right = reference.mistakes[f"{name}/{key}"]
+            numbers = reference.mistakes.get(f"{other['name']}/{key}", np.zeros(0))
+            is_close = numbers.shape == right.shape
+            same.append(is_close and np.allclose(numbers, right, atol=1e-4 * np.abs(right).max()))
+        if all(same):
+            words.add(other["words"])
     return words
 
 
-ABOUT_PADDING = {
-    f"{name}{how}"
-    for name in ("padding_not_masked", "mean_of_padding_too", "pooling_not_masked")
-    for how in ("", "_in_transformers", "_twice")
-}
-
-
-def test_each_mistake_of_the_list_has_a_wrong_line(model):
-    every = {mistake.name for mistake in mistakes_of(model)}
-    assert every == {*broken_port.MISTAKES, *NOT_SHOWN, *ABOUT_PADDING}
-
-
-def test_each_mistake_shows_in_the_recording(reference):
+def test_each_mistake_shows_in_the_recording_and_in_the_kit(reference):
     shown = {one["name"] for one in reference.about["mistakes"]}
-    assert shown == {*broken_port.MISTAKES, *ABOUT_PADDING}
+    assert shown == MISTAKES.keys() - NOT_SHOWN
+    kit = read_about(KIT)
+    shown = {one["name"] for one in kit["mistakes"]}
+    every = {mistake.name for mistake in mistakes_of(2)}
+    assert shown == every - {"bilinear", "mean_and_std_half", "tanh_gelu"}
 
 
-@pytest.mark.parametrize("name", broken_port.MISTAKES)
-def test_a_port_with_a_mistake_is_told_so(name, run, reference):
-    ports = run(name)
+@pytest.mark.parametrize("name", sorted(MISTAKES.keys() - NOT_SHOWN))
+def test_a_port_with_a_mistake_is_told_so(name, model, reference, pictures):
+    is_read = MISTAKES[name].start in ("picture", "pixels")
+    ports = tiny_recordings.port_of(
+        reference, model, pictures if is_read else None, MISTAKES[name], MISTAKES[name].start
+    )
     entry = entry_of(reference, name)
     found = tiny_recordings.compared(reference, ports)
-    assert found.first.stage == found.reason.stage == entry["stage"]
+    assert found.first.stage == entry["stage"]
     assert found.reason.known, found.reason.words
-    assert found.reason.words in words_of(reference, name, entry["stage"], found.reason.picture)
+    assert found.reason.words in words_of(reference, name, entry["stage"])
 
     # From the right pixels the pooled output alone is enough.
-    if not broken_port.is_read(name):
+    if not is_read:
         alone = [{"pooled": port["pooled"]} for port in ports]
         reason = tiny_recordings.compared(reference, alone).reason
-        assert reason.stage == "pooled"
         assert reason.known, reason.words
-        assert reason.words in words_of(reference, name, "pooled", reason.picture)
+        assert reason.words in words_of(reference, name, "pooled")
 
 
-def keep_mistakes(monkeypatch, names):
-    """No others are tried."""
-    for where, entries in mistakes.MISTAKES.items():
-        kept = [entry for entry in entries if entry[0] in names]
-        monkeypatch.setitem(mistakes.MISTAKES, where, kept)
+TYPED = """
+[norm]
+doubled: the last LayerNorm is doubled
+- return layer_norm(x, weights, "post_layernorm")
++ normed = layer_norm(x, weights, "post_layernorm")
++ return 2 * normed
+"""
 
 
-def test_one_entry_adds_a_mistake(monkeypatch, pictures):
-    keep_mistakes(monkeypatch, set())
-    entry = ("doubled", "the last LayerNorm is doubled", lambda norm, run, x, mask: 2 * run(x))
-    monkeypatch.setitem(mistakes.MISTAKES, "norm", [entry])
-    recording = tiny_recordings.recording_of(tiny_recordings.tiny_model(depth=1), pictures[:1])
+def test_a_mistake_is_added_by_typing_its_lines(pictures, tmp_path):
+    file = tmp_path / "mine.diff"
+    file.write_text(TYPED)
+    *_, typed = mistakes_of(1, file)
+    recording = tiny_recordings.recording_of(
+        tiny_recordings.tiny_model(depth=1), pictures[:1], [typed]
+    )
     (own,) = recording.stages
-    reason = tiny_recordings.compared(recording, [own | {"norm": 2 * own["norm"]}]).reason
-    assert (reason.stage, reason.words) == ("norm", "the last LayerNorm is doubled")
+    found = tiny_recordings.compared(recording, [own | {"norm": 2 * own["norm"]}])
+    assert (found.first.stage, found.reason.words) == ("norm", "the last LayerNorm is doubled")
+    (entry,) = recording.about["mistakes"]
+    assert entry["right"] == ['return layer_norm(x, weights, "post_layernorm")']
+    assert entry["wrong"][0].endswith("\nreturn 2 * normed")
 
 
-def test_without_padding_no_mistake_about_it_is_recorded(monkeypatch, model):
-    keep_mistakes(monkeypatch, {"mean_of_padding_too", "mean_pooled"})
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("- right", 1), ("[norm]\nname: words\n+ wrong", 3), ("[norm]\n\nno words", 3)],
+)
+def test_a_list_that_cannot_be_read_names_the_line(text, line, tmp_path):
+    file = tmp_path / "mine.diff"
+    file.write_text(text)
+    with pytest.raises(Unusable, match=rf"mine.diff, line {line}: valid: \[stage\]"):
+        read_mistakes(file)
+
+
+@pytest.mark.parametrize(("right", "times"), [("no such line", 0), ("EPS", 2)])
+def test_a_right_line_has_to_be_there_once(right, times, model, reference):
+    wrong = Mistake("mine", "words", "norm", [[right, "x"]])
+    with pytest.raises(Unusable, match=rf"mine: '{right}' is {times} times in port_in_numpy"):
+        tiny_recordings.port_of(reference, model, mistake=wrong)
+
+
+def test_without_padding_no_mistake_about_it_is_recorded(model):
+    tried = [MISTAKES["mean_of_padding_too"], MISTAKES["mean_pooled"]]
     full = tiny_recordings.smooth_pictures([(160, 160)])
-    recording = tiny_recordings.recording_of(model, full)
+    recording = tiny_recordings.recording_of(model, full, tried)
     assert len(recording.stages[0]["pixels"]) == tiny_recordings.LENGTH
     names = {one["name"] for one in recording.about["mistakes"]}
-    assert "mean_pooled" in names
-    assert not [name for name in names if name.startswith("mean_of_padding_too")]
+    # The same then: the mean of all tokens.
+    assert names == {"mean_of_padding_too", "mean_pooled"}
+    first, second = recording.mistakes.values()
+    assert np.allclose(first, second, atol=1e-5)
+
+
+def test_a_tower_of_another_activation_has_mistakes_of_the_other_stages_alone(pictures):
+    model = tiny_recordings.tiny_model(depth=1)
+    model.blocks[0].mlp.act = torch.nn.ReLU()
+    tried = [MISTAKES[name] for name in ("no_patch_bias", "no_first_norm", "no_last_norm")]
+    recording = tiny_recordings.recording_of(model, pictures[:1], tried)
+    assert {(one["name"], one["stage"]) for one in recording.about["mistakes"]} == {
+        ("no_patch_bias", "patch_embedding"),
+        ("no_last_norm", "norm"),
+    }
+    assert "no_patch_bias/000.pooled" not in recording.mistakes
 
 
 # Ports without a mistake.
 
 
-@pytest.fixture(scope="module")
-def timms(model, reference):
-    """Function: the stages that timm's tower of this dtype gives from the recorded pixels."""
-    import copy
-
+@pytest.mark.parametrize("kept", ["tower's stages", "pooled alone"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_right_port_is_equal_in_its_precision(dtype, kept, model, reference):
     from timm_naflex_fast.commands.measure.pipelines import stages_of
     from timm_naflex_fast.commands.measure.record import inputs_of
 
-    def timms(dtype):
-        tower = tiny_recordings.source_of(copy.deepcopy(model).to(dtype)).pipeline.tower
-        inputs = inputs_of(reference.stages, tiny_recordings.LENGTH)
-        return stages_of(inputs, tower(inputs))
-
-    return timms
-
-
-@pytest.mark.parametrize("kept", ["all stages", "tower's stages", "pooled alone"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_a_right_port_is_equal_in_its_precision(dtype, kept, timms, reference):
-    ports = timms(dtype)
+    tower = tiny_recordings.source_of(model).build(dtype).tower
+    inputs = inputs_of(reference.stages, tiny_recordings.LENGTH)
+    ports = stages_of(inputs, tower(inputs))
+    for port in ports:
+        del port["grid"], port["pixels"]
     if kept == "pooled alone":
         ports = [{"pooled": port["pooled"]} for port in ports]
-    if kept == "tower's stages":
-        for port in ports:
-            del port["grid"], port["pixels"]
     found = tiny_recordings.compared(reference, ports, str(dtype).removeprefix("torch."))
     assert found.first is None and found.reason is None
 
 
-def test_three_mistakes_are_named_one_after_the_other(run, reference):
-    names = ["bgr", "table_transposed", "swapped_norms"]
+def test_the_right_port_in_numpy_is_equal_from_the_pictures_on(model, reference, pictures):
+    ports = tiny_recordings.port_of(reference, model, pictures)
+    assert [*ports[0]] == reference.order
+    assert tiny_recordings.compared(reference, ports).first is None
+
+
+def test_three_mistakes_are_named_one_after_the_other(model, reference, pictures):
+    names = ["bgr", "table_shifted", "swapped_norms"]
     told = []
     while names:
-        reason = tiny_recordings.compared(reference, run(*names)).reason
-        told.append((reason.stage, reason.words))
+        lines = [line for name in names for line in MISTAKES[name].lines]
+        several = Mistake("several", "", "", lines)
+        found = tiny_recordings.compared(
+            reference, tiny_recordings.port_of(reference, model, pictures, several)
+        )
+        told.append((found.first.stage, found.reason.words))
         names.pop(0)
     assert told == [
         ("pixels", "colours in the order blue, green, red"),
-        ("position_embedding", "the table is read transposed"),
+        ("position_embedding", MISTAKES["table_shifted"].words),
         ("block_0", "the two LayerNorms of a block are exchanged"),
     ]
-    assert tiny_recordings.compared(reference, run()).first is None
 
 
-def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(monkeypatch, pictures):
-    keep_mistakes(monkeypatch, {"eps_1e-5", "pooling_eps_1e-5"})
+def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(pictures):
+    mistake = MISTAKES["pooling_eps_1e-5"]
     model = tiny_recordings.tiny_model(depth=1)
     for parameter in model.attn_pool.proj.parameters():
         parameter.data *= 1e-3
-    recording = tiny_recordings.recording_of(model, pictures[:1])
-    weights = broken_port.weights_of(model)
-    wrong = broken_port.run(recording, weights, mistakes=["eps_1e-5"])
-    right = [{**own, "pooled": one["pooled"]} for own, one in zip(recording.stages, wrong)]
-    reason = tiny_recordings.compared(recording, right).reason
-    assert reason.stage == "pooled"
+    recording = tiny_recordings.recording_of(model, pictures[:1], [mistake])
+    ports = tiny_recordings.port_of(recording, model, None, mistake, "pooled")
+    found = tiny_recordings.compared(recording, ports)
+    assert (found.first.stage, found.reason.words) == ("pooled", mistake.words)
 
 
-@pytest.mark.parametrize("mode", ["timm", "transformers", "twice"])
-def test_padding_that_is_not_masked_is_told(mode, model, reference):
-    """By the numbers that the recording holds: a port of one picture at a time has no padding."""
-    name = "padding_not_masked" + {"timm": ""}.get(mode, f"_{mode}".replace("_tr", "_in_tr"))
-    entry = entry_of(reference, name)
-    ports = [{} for _ in reference.stages]
-    key = f"{name}/{entry['picture']:03}.{entry['stage']}"
-    ports[entry["picture"]] = {entry["stage"]: reference.mistakes[key]}
-    reason = tiny_recordings.compared(reference, ports).reason
-    assert reason.known and reason.words == entry["words"]
+def test_padding_that_timm_does_not_mask_is_told(model, reference):
+    """The port in NumPy takes one picture at a time: here timm itself makes the mistake."""
+    from timm_naflex_fast.commands.measure.pipelines import stages_of
+    from timm_naflex_fast.commands.measure.record import inputs_of
+
+    inputs = inputs_of(reference.stages, tiny_recordings.LENGTH)
+    for block in model.blocks:
+        masked = block.attn.forward
+        block.attn.forward = lambda x, run=masked, **_: run(x)
+    try:
+        ports = stages_of(
+            inputs, tiny_recordings.source_of(model).build(torch.float32).tower(inputs)
+        )
+    finally:
+        for block in model.blocks:
+            del block.attn.forward
+    found = tiny_recordings.compared(reference, ports)
+    assert found.first.stage == "block_0"
+    assert found.reason.words == "padding is not masked in the blocks"

@@ -13,10 +13,10 @@ from ...pictures import convert
 from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.images import Source, read
-from ..measure.output import progress
+from ..measure.output import positive
+from .checks import announce
 
 PARTS = 1  # the exit status
-MOST = 32  # pictures are compared: all their stages are held at once
 FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
 
 
@@ -30,7 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         choices=["transformers"],
-        help=f"also compare with that library's SigLIP-2, stage by stage, on up to {MOST} pictures",
+        help="also compare with that library's SigLIP-2, stage by stage",
+    )
+    parser.add_argument(
+        "--against-images",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="with --against: on the first N images (32); all their stages are held in memory",
     )
     parser.add_argument(
         "--stage-from",
@@ -67,30 +74,30 @@ def compare(
     """
     from ..measure.against import against_transformers
     from ..measure.checkpoints import TITLES, read_config
+    from ..measure.pipelines import transformers_source
     from ..measure.weight_files import find_weights
-    from ..recordings.mistakes import mistakes_of
     from ..recordings.verdict import as_json, cells, sentences
 
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
-    pictures = read(sources, partial(convert, colours="RGB"), [])
-    with progress(f"comparing with {options.against}", len(mistakes_of(model))) as bar:
-        found = against_transformers(
-            model,
-            [picture for _, picture in islice(pictures, MOST)],
-            folder=folder,
-            contenders=options.modes or STRATEGY_NAMES,
-            max_seq_len=options.max_seq_len,
-            interpolation=options.interpolation,
-            same_patches=options.stage_from == "patches",
-            advance=bar.update,
-        )
+    source = transformers_source(model, options.max_seq_len, folder)
+    announce(f"comparing with {options.against} ...")
+    images = islice(read(sources, partial(convert, colours="RGB"), []), options.against_images)
+    found = against_transformers(
+        source,
+        [picture for _, picture in images],
+        contenders=options.modes or STRATEGY_NAMES,
+        interpolation=options.interpolation,
+        same_patches=options.stage_from == "patches",
+    )
     timms = found.pop(BASELINE)
-    said = sentences(timms)
+    release = version(options.against)
+    said = [f"timm and {options.against} {release}: {'; '.join(sentences(timms))}"]
     for name, comparison in found.items():
         said.append(f"with {name}: {sentences(comparison)[0]}")
+    said += source.notes
     # timm's names come with timm's model, which knows its heads; transformers' need a config.json.
     if TITLES["transformers"] in weights and folder is not None:
         if not read_config(folder) and "num_heads" not in dict(options.model_kwargs):
@@ -100,7 +107,6 @@ def compare(
             )
     if options.random_weights:
         said.append("these weights are random, not SigLIP-2's")
-    release = version(options.against)
     print(f"\ntimm's own code against {options.against} {release}, from {options.stage_from}")
     print(table([cells(row) for row in timms.rows]))
     print("\n".join(said))

@@ -4,30 +4,45 @@ It needs neither a model nor torch, so it answers at once.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from ...text_table import table
 from ..measure.output import origin
 
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 PARTS = 1  # the exit status
+INCOMPLETE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.epilog = (
-        "Exit status: 0 if the port is right, 1 if it parts, 2 if it cannot be compared."
+        "Exit status: 0 if the port is right, 1 if it parts, 2 if it cannot be compared or pictures "
+        "are missing."
     )
     parser.add_argument("reference", metavar="REFERENCE", help="folder of a recording")
     parser.add_argument(
-        "port", metavar="PORT", help="folder of a port's stages.safetensors, or 000.block_0.npy ..."
+        "port",
+        metavar="PORT",
+        nargs="?",
+        help="folder of a port's stages.safetensors, or 000.block_0.npy ...; without it, the known "
+        "mistakes are printed",
     )
+    add_precision(parser)
     parser.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        help="in which the port computes, if that is not the dtype of the arrays that it wrote",
+        "--partial", action="store_true", help="the port is meant to lack some of the pictures"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the figures there; -: to stdout")
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """The option that tells how a port rounds."""
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="in which the port computes, or to which its weights were rounded (float32)",
+    )
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -37,16 +52,22 @@ def compare(options: argparse.Namespace) -> int:
         ValueError: one of them cannot be used; says why.
         OSError: results cannot be written.
     """
-    from ..recordings.compare import compare_recordings
-    from ..recordings.format import read_port, read_recording
+    from ..recordings.compare import compare_folders
+    from ..recordings.format import read_about
     from ..recordings.verdict import as_json, cells, sentences
 
-    reference = read_recording(Path(options.reference))
-    port = read_port(Path(options.port), reference)
-    if options.dtype:
-        port = replace(port, precision=options.dtype)
-    found = compare_recordings(reference, port)
+    if options.port is None:
+        about = read_about(Path(options.reference))
+        columns = ("name", "stage", "words")
+        print(table([{key: one[key] for key in columns} for one in about["mistakes"]]))
+        return 0
+    found = compare_folders(options.reference, options.port, options.precision)
+    said = sentences(found)
+    if found.missing:
+        print(said.pop(0))
     print(table([cells(row) for row in found.rows]))
-    print("\n".join(sentences(found)))
+    print("\n".join(said))
     options.figures.update({**origin(options.command), **as_json(found)})
+    if found.missing and not options.partial:
+        return INCOMPLETE
     return 0 if found.first is None else PARTS

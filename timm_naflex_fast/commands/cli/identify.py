@@ -6,6 +6,7 @@ from typing import Any
 
 from ..measure.output import printable
 from .checks import announce
+from .compare import add_precision
 
 NEEDED = ("result", "table", "sizes")
 # Settings of ``conventions.Convention``, here where torch need not be imported for their names.
@@ -44,11 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FAMILIES,
         help=f"the reference: {', '.join(FAMILIES)} (siglip2)",
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        help="in which the port computes, if that is not the dtype of the arrays that it wrote",
-    )
+    add_precision(parser)
 
 
 def identify(options: argparse.Namespace) -> int:
@@ -59,12 +56,8 @@ def identify(options: argparse.Namespace) -> int:
         OSError: a file cannot be read.
     """
     arrays: dict[str, Any] = {}
-    dtype = options.dtype
     for file in options.files:
-        found, precision = read_arrays(Path(file))
-        arrays.update(found)
-        if precision != "float32":
-            dtype = dtype or precision
+        arrays.update(read_arrays(Path(file)))
     for name in NEEDED:
         if name not in arrays:
             there = ", ".join(arrays) or "nothing"
@@ -82,15 +75,13 @@ def identify(options: argparse.Namespace) -> int:
     except TypeError as problem:
         raise ValueError(f"{', '.join(NEEDED)} must hold numbers: {problem}") from problem
     reference = Convention(**FAMILIES[options.family])
-    is_equal, lines = verdict(reference, table, sizes, result, dtype)
+    is_equal, lines = verdict(reference, table, sizes, result, options.precision)
     print("\n".join(lines))
     return int(not is_equal)
 
 
-def read_arrays(file: Path) -> tuple[dict[str, Any], str]:
-    """A file's arrays by name, and the precision in which they are stored.
-
-    A .npy file's array has the file's name.
+def read_arrays(file: Path) -> dict[str, Any]:
+    """A file's arrays by name; a .npy file's has the file's name.
 
     Raises:
         ValueError: another kind of file, or one that is damaged.
@@ -98,18 +89,18 @@ def read_arrays(file: Path) -> tuple[dict[str, Any], str]:
     """
     import numpy as np
 
-    from ..recordings.format import read_safetensors
+    from ..recordings.format import read_npy, read_safetensors
 
-    try:
-        match file.suffix.lower():
-            case ".safetensors":
-                return read_safetensors(file)
-            case ".npz":
-                return dict(np.load(file)), "float32"
-            case ".npy":
-                return {file.stem: np.load(file)}, "float32"
-    except OSError:
-        raise
-    except Exception as problem:  # each reader has errors of its own for a damaged file
-        raise ValueError(f"{file}: {problem}") from problem
+    match file.suffix.lower():
+        case ".safetensors":
+            return dict(read_safetensors(file))
+        case ".npy":
+            return {file.stem: np.array(read_npy(file))}
+        case ".npz":
+            try:
+                return dict(np.load(file))
+            except OSError:
+                raise
+            except Exception as problem:  # zipfile and NumPy have errors of their own
+                raise ValueError(f"{file}: {problem}") from problem
     raise ValueError(f"{file} must end with .safetensors, .npz or .npy")

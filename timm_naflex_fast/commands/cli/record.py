@@ -15,6 +15,8 @@ from ..measure.weight_files import find_weights
 from .against import FILTERS
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
+SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
+LENGTH = 256  # most patches, where nothing says another number
 DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
 
 
@@ -39,7 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keep_name(parser, "--contender", modes)
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
-    add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches (256)")
+    add(
+        "--max-seq-len",
+        type=positive,
+        metavar="N",
+        help="most patches (256; with --library transformers that of its processor's file)",
+    )
+    mistakes = parser.add_mutually_exclusive_group()
+    mistakes.add_argument(
+        "--no-mistakes", action="store_true", help="the stages alone, without known mistakes"
+    )
+    mistakes.add_argument(
+        "--mistakes",
+        type=Path,
+        metavar="FILE",
+        help="try those of this list, too: right and wrong lines of the port in NumPy",
+    )
 
 
 def record(options: argparse.Namespace) -> int:
@@ -66,10 +83,13 @@ def record(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
     )
     check_model(options, model)
-    from ..measure.record import make_recording
+    from ..measure.record import make_recording, with_mistakes
     from ..recordings.format import write_recording
     from ..recordings.mistakes import mistakes_of
 
+    tried = []
+    if not options.no_mistakes:
+        tried = mistakes_of(len(model.blocks), options.mistakes)
     source = _source(options, model)
     names = []
     pictures = []
@@ -88,20 +108,23 @@ def record(options: argparse.Namespace) -> int:
         },
         "weights": {"words": weights, "sha256": fingerprint(model)},
     }
-    tried = len(mistakes_of(model))
-    with progress("recording", tried) as bar:
-        recording = make_recording(source, pictures, names, about, bar.update)
+    recording = make_recording(source, pictures, names, about)
+    if tried:
+        with progress("known mistakes", len(tried)) as bar:
+            recording = with_mistakes(recording, model, pictures, tried, bar.update)
     write_recording(recording, pictures, out)
     shown = len(recording.about["mistakes"])
     print(
         f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
-        f"mistakes ({tried - shown} more do not show); weights: {weights}"
+        f"mistakes ({len(tried) - shown} more do not show); weights: {weights}"
     )
     return 0
 
 
 def check(options: argparse.Namespace, out: Path) -> None:
     """Find out before the work whether it can be done; errors as ``record``."""
+    if options.library == "transformers" and options.checkpoint and not options.model:
+        options.model = SIGLIP2  # its sizes are those of the weights
     check_model_options(options)
     if out.exists() and not options.force:
         raise FileExistsError(f"{out} is there already; --force replaces it")
@@ -146,19 +169,16 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
 
 def _source(options: argparse.Namespace, model: Any) -> Any:
     """The pipeline that the options name."""
-    from ..measure.checkpoints import read_config
-    from ..measure.pipelines import build_processor, build_tower, transformers_pipeline
-    from ..measure.record import timm_source, transformers_source
+    from ..measure.pipelines import timm_source, transformers_source
 
     length = options.max_seq_len
     if options.library == "timm":
-        return timm_source(model, length, options.interpolation, options.mode)
+        return timm_source(model, length or LENGTH, options.interpolation, options.mode)
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
-    config = {}
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
-        config = dict(read_config(folder))
-    processor = build_processor(model, length, folder)
-    pipeline = transformers_pipeline(build_tower(model, config), processor)
-    return transformers_source(pipeline, processor, model, length)
+    source = transformers_source(model, length, folder)
+    for note in source.notes:
+        announce(note)
+    return source

@@ -4,95 +4,105 @@ What ``record`` and ``compare`` do, in one process: transformers is the referenc
 mode is a port.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
 
 from ...names import STRATEGY_NAMES
-from ..recordings.compare import Comparison, compare_recordings, compare_stage
-from ..recordings.format import Port, Recording, Stages
-from .checkpoints import read_config
+from ..recordings.compare import Comparison, Row, Stage, channel_sizes, compare_recordings
+from ..recordings.format import Recording, Stages, float32_limits
+from ..recordings.mistakes import mistakes_of
 from .contenders import BASELINE
-from .pipelines import (
-    Pictures,
-    Pipeline,
-    build_processor,
-    build_tower,
-    stages_of,
-    timm_pipeline,
-    transformers_pipeline,
-)
-from .record import inputs_of, make_recording, transformers_source
+from .pipelines import Pictures, Pipeline, Source, stages_of, timm_pipeline
+from .record import inputs_of, make_recording, with_mistakes
 
 READ = ("grid", "pixels")  # the stages that a pipeline makes of the picture itself
 
 
 def against_transformers(
-    model: Any,
+    source: Source,
     pictures: Pictures,
     *,
-    folder: str | Path | None = None,
     contenders: Sequence[str] = STRATEGY_NAMES,
-    max_seq_len: int = 256,
     interpolation: str | None = None,
     same_patches: bool = False,
-    advance: Callable[[float], Any] = lambda parts: None,
 ) -> dict[str, Comparison]:
     """Compare timm's pipeline with transformers', stage by stage, in float32 on the CPU.
 
     Args:
-        model: a NaFlexVit of SigLIP-2's design in eval mode and float32; transformers' tower gets
-            its weights.
-        pictures: PIL images in RGB.
-        folder: where transformers' settings of the tower and of the processor may lie.
+        source: transformers' pipeline, see :func:`transformers_source`.
+        pictures: PIL images in RGB. All their stages are held at once.
         contenders: the modes to measure beside timm's own code.
-        max_seq_len: most patches of a picture.
         interpolation: timm's filter of the resize, in place of the data configuration's.
         same_patches: pictures are not read by timm; both towers get transformers' patches.
-        advance: called with 1 after each known mistake.
 
     Returns:
         The comparison of timm's own code, then of each mode.
-
-    Raises:
-        ImportError: transformers is not installed.
-        RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
-        ValueError: another design.
     """
-    config = read_config(Path(folder)) if folder else {}
-    processor = build_processor(model, max_seq_len, folder)
-    theirs = transformers_pipeline(build_tower(model, config), processor)
-    source = transformers_source(theirs, processor, model, max_seq_len)
-    names = [str(number) for number in range(len(pictures))]
-    reference = make_recording(source, pictures, names, {}, advance)
+    reference = make_recording(source, pictures, [""] * len(pictures), {})
     found = {}
     for name in dict.fromkeys([BASELINE, *contenders]):
-        pipeline = timm_pipeline(model, max_seq_len, interpolation, name)
+        pipeline = timm_pipeline(source.model, source.max_patches, interpolation, name)
         # A mode changes nothing of how pictures are read: of the modes, the towers are compared.
         is_read = name == BASELINE and not same_patches
-        found[name] = _compare(pipeline, reference, pictures if is_read else [])
+        port = port_of(pipeline, reference, pictures if is_read else [])
+        found[name] = compared(port, reference)
+        first = found[name].first
+        if first:
+            # Only now a reason is needed, and no mistake behind this stage is one.
+            order = ["picture", *reference.order]
+            until = order.index(first.stage)
+            mistakes = []
+            for mistake in mistakes_of(len(source.model.blocks)):
+                if order.index(mistake.start) <= until:
+                    mistakes.append(mistake)
+            known = with_mistakes(reference, source.model, pictures, mistakes)
+            found[name] = compared(port, known)
     return found
 
 
-def _compare(pipeline: Pipeline, reference: Recording, pictures: Pictures) -> Comparison:
-    """What timm makes of ``pictures``; its tower begins with the other library's pixels."""
+class Port(NamedTuple):
+    """What timm makes of pictures: its tower of the other library's pixels, and all on its own."""
+
+    tower: list[Stages]
+    own: list[Stages]  # none where timm reads no pictures
+
+
+def port_of(pipeline: Pipeline, reference: Recording, pictures: Pictures) -> Port:
+    """Run timm on the reference's pixels and, where there are some, on pictures."""
     inputs = inputs_of(reference.stages, reference.about["max_patches"])
-    towers = [_without_read(one) for one in stages_of(inputs, pipeline.tower(inputs))]
-    tower = compare_recordings(reference, Port(towers))
+    tower = []
+    for made in stages_of(inputs, pipeline.tower(inputs)):
+        tower.append({stage: made[stage] for stage in made if stage not in READ})
     if not pictures:
+        return Port(tower, [])
+    read = pipeline.read(pictures)
+    return Port(tower, stages_of(read, pipeline.tower(read)))
+
+
+def compared(port: Port, reference: Recording) -> Comparison:
+    """Compare what timm read, then its tower from the same pixels; and what it gives in the end."""
+    tower = replace(compare_recordings(reference, port.tower), not_written=[])
+    if not port.own:
         return tower
-    own = pipeline.read(pictures)
-    whole = stages_of(own, pipeline.tower(own))
-    read = compare_recordings(reference, Port([{one: made[one] for one in READ} for made in whole]))
-    # A rounded pixel moves what follows, and nothing tells by how much it may.
-    last = compare_stage(reference.order[-1], float("inf"), reference.stages, whole)
-    rows = [*read.rows, *tower.rows]
-    if last is not None:
-        rows.append(replace(last, stage=f"{last.stage} (end to end)"))
-    return replace(read, rows=rows, reason=read.reason or tower.reason, missing=[])
+    own = [{stage: made[stage] for stage in READ} for made in port.own]
+    read = compare_recordings(reference, own)
+    rows = [*read.rows, *tower.rows, end_to_end(port, reference)]
+    return replace(tower, rows=rows, reason=read.reason or tower.reason)
 
 
-def _without_read(stages: Stages) -> Stages:
-    """The stages that a tower computes."""
-    return {stage: stages[stage] for stage in stages if stage not in READ}
+def end_to_end(port: Port, reference: Recording) -> Row:
+    """The last stage from timm's own pixels, which nothing judges.
+
+    A rounded pixel moves what follows, and nothing tells by how much it may.
+    """
+    last = reference.order[-1]
+    right = [own[last] for own in reference.stages]
+    made = {number: np.float64(own[last]) for number, own in enumerate(port.own)}
+    sizes = channel_sizes(last, right, reference.about["std"])
+    limits = dict.fromkeys(float32_limits(last), inf)
+    row = Stage(last, right, made, sizes, limits).row()
+    return replace(row, stage=f"{last} (end to end)")

@@ -145,7 +145,8 @@ def photos() -> list[Source]:
     """
     if find_spec("skimage") is None:
         raise RuntimeError(
-            "drift without --images DIR needs scikit-image's photos: pip install scikit-image"
+            "without --images DIR scikit-image's photos are taken, and it is not installed: "
+            "pip install scikit-image"
         )
     sources: list[Source] = []
     for name, (wide, high) in product(PHOTOS, ASPECTS):

@@ -3,8 +3,11 @@
 Tests: tests/commands/recordings/test_agreement.py.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,16 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...attributes import temporarily
 from ...patching.install import enable
 from ..recordings.format import Stages
 from .bench.workloads import coordinates
+from .checkpoints import read_config
 from .contenders import BASELINE, use
 from .images import eval_transform
 from .models import load_errors
 from .tower_names import PATCHES, channels_first, channels_last, to_transformers
 
 LIBRARY = "transformers"
+PROCESSOR = "preprocessor_config.json"
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
 
 Pictures = Sequence[Any]  # PIL images in RGB
@@ -43,12 +47,91 @@ class Pipeline(NamedTuple):
     tower: Callable[[Inputs], Outputs]
 
 
+@dataclass(frozen=True)
+class Source:
+    """What is recorded.
+
+    Attributes:
+        words: which pipeline it is.
+        build: from a number type to the pipeline that computes in it.
+        model: the timm NaFlexVit that holds the weights.
+        max_patches: most patches of a picture.
+        filter: of the resize of pictures.
+        mean: what is taken off each colour, from 0 to 1.
+        std: what each colour is then divided by.
+        notes: in words, which settings of the library other values are taken for.
+    """
+
+    words: str
+    build: Callable[[torch.dtype], Pipeline]
+    model: Any
+    max_patches: int
+    filter: str
+    mean: Sequence[float]
+    std: Sequence[float]
+    notes: Sequence[str] = ()
+
+
+def timm_source(
+    model: Any, max_patches: int, interpolation: str | None = None, contender: str = BASELINE
+) -> Source:
+    """timm's pipeline; the arguments are those of :func:`timm_pipeline`."""
+    from timm.data import resolve_data_config
+
+    def build(dtype: torch.dtype) -> Pipeline:
+        one = copy.deepcopy(model).to(dtype)
+        return timm_pipeline(one, max_patches, interpolation, contender)
+
+    config = resolve_data_config({"interpolation": interpolation}, model=model)
+    words = f"timm, {contender}"
+    return Source(
+        words, build, model, max_patches, config["interpolation"], config["mean"], config["std"]
+    )
+
+
+def transformers_source(
+    model: Any, max_patches: int | None = None, folder: str | Path | None = None
+) -> Source:
+    """transformers' pipeline with the weights of timm's ``model``.
+
+    Args:
+        model: a NaFlexVit of SigLIP-2's design.
+        max_patches: most patches of a picture; without it, that of the processor.
+        folder: where transformers' settings of the tower and of the processor may lie.
+
+    Raises:
+        RuntimeError, ValueError: as :func:`build_tower` and :func:`build_processor`.
+    """
+    from PIL.Image import Resampling
+
+    processor, notes = build_processor(model, max_patches, folder)
+    tower = build_tower(model, read_config(Path(folder)) if folder else {})
+
+    def build(dtype: torch.dtype) -> Pipeline:
+        return transformers_pipeline(copy.deepcopy(tower).to(dtype), processor)
+
+    # Its pixels are (byte * rescale - mean) / std, ours (byte / 255 - mean) / std.
+    rescale = processor.rescale_factor if processor.do_rescale else 1.0
+    mean, std = np.zeros(3), np.ones(3)
+    if processor.do_normalize:
+        mean, std = np.array(processor.image_mean), np.array(processor.image_std)
+    return Source(
+        f"{LIBRARY} {version(LIBRARY)}",
+        build,
+        model,
+        processor.max_num_patches,
+        Resampling(processor.resample).name.lower(),
+        (mean / (255 * rescale)).tolist(),
+        (std / (255 * rescale)).tolist(),
+        notes,
+    )
+
+
 def timm_pipeline(
     model: Any,
     max_seq_len: int,
     interpolation: str | None = None,
     contender: str = BASELINE,
-    settings: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
 
@@ -57,7 +140,6 @@ def timm_pipeline(
         max_seq_len: most patches of a picture.
         interpolation: filter of the resize, in place of the data configuration's.
         contender: one of ``CONTENDERS``.
-        settings: attributes that the embedding has in place of its own, say of the resize.
     """
     from timm.data.naflex_dataset import NaFlexCollator
 
@@ -82,9 +164,8 @@ def timm_pipeline(
         if not is_channels_last:
             pixels = channels_first(pixels)
         batch = {"patches": pixels, "patch_coord": coord, "patch_valid": inputs.valid}
-        with temporarily(model.embeds, settings or {}), use(contender, model):
-            with recorded(modules) as found, torch.inference_mode():
-                model(batch)
+        with use(contender, model), recorded(modules) as found, torch.inference_mode():
+            model(batch)
         return found
 
     return Pipeline(read, tower)
@@ -169,12 +250,7 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
         RuntimeError: transformers has no Siglip2, or ``config`` is that of other weights.
         ValueError: the model is no Siglip2 tower; counts and names the tensors.
     """
-    # A classifier is left out: what it takes is compared, not what it gives.
-    own = model.state_dict()
-    image_tower = {name: own[name] for name in own if not name.startswith("head.")}
-    if not getattr(model.embeds, "channels_last", True):
-        image_tower[PATCHES] = channels_last(image_tower[PATCHES])
-    weights = to_transformers(image_tower)
+    weights = siglip2_weights(model)
     settings: dict[str, Any] = dict(
         hidden_size=model.embed_dim,
         intermediate_size=model.blocks[0].mlp.fc1.out_features,
@@ -193,14 +269,55 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
     return tower.eval()
 
 
-def build_processor(model: Any, max_seq_len: int, folder: str | Path | None = None) -> Any:
-    """transformers' image processor; with the settings of ``folder``, where it holds some."""
+def siglip2_weights(model: Any) -> dict[str, Tensor]:
+    """The weights of timm's ``model`` under transformers' names.
+
+    Raises:
+        ValueError: the model is no Siglip2 tower; counts and names the tensors.
+    """
+    # A classifier is left out: what it takes is compared, not what it gives.
+    own = model.state_dict()
+    image_tower = {name: own[name] for name in own if not name.startswith("head.")}
+    if not getattr(model.embeds, "channels_last", True):
+        image_tower[PATCHES] = channels_last(image_tower[PATCHES])
+    return dict(to_transformers(image_tower))
+
+
+def build_processor(
+    model: Any, max_patches: int | None = None, folder: str | Path | None = None
+) -> tuple[Any, list[str]]:
+    """transformers' image processor; with the settings of ``folder``, where it holds some.
+
+    Args:
+        model: a NaFlexVit, whose patches the processor has to make.
+        max_patches: most patches of a picture, whatever the folder says.
+        folder: where preprocessor_config.json may lie.
+
+    Returns:
+        The processor, and in words which settings of the folder other values are taken for.
+
+    Raises:
+        ValueError: it does not resize pictures.
+        RuntimeError: the folder's file cannot be read.
+    """
     from transformers import Siglip2ImageProcessor
 
-    options = dict(patch_size=model.embeds.patch_size[0], max_num_patches=max_seq_len)
-    if folder:
-        try:
-            return Siglip2ImageProcessor.from_pretrained(folder, **options)
-        except OSError:  # no image processor was saved there
-            pass
-    return Siglip2ImageProcessor(**options)
+    processor = Siglip2ImageProcessor()
+    is_saved = folder is not None and Path(folder, PROCESSOR).is_file()
+    if is_saved:
+        with load_errors(f"{folder}/{PROCESSOR}", "give it as save_pretrained writes it"):
+            processor = Siglip2ImageProcessor.from_pretrained(folder)
+    if not processor.do_resize:
+        raise ValueError(
+            f"{folder}/{PROCESSOR} has do_resize false: pictures of any size fill no grid of "
+            "patches; valid: true"
+        )
+    notes = []
+    taken = {"patch_size": model.embeds.patch_size[0], "max_num_patches": max_patches}
+    for name, value in taken.items():
+        own = getattr(processor, name)
+        if value and own != value:
+            setattr(processor, name, value)
+            if is_saved:
+                notes.append(f"{PROCESSOR} says {name} {own}, but {value} is taken")
+    return processor, notes

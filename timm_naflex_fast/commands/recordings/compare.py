@@ -1,18 +1,26 @@
-"""Where does a port part from a reference, and why? Only NumPy is needed."""
+"""Where does a port part from a recording, and why? Only NumPy is needed.
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+Tests: tests/commands/recordings/test_compare.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from .conventions import resampled
-from .format import Array, Port, Recording, Stages
+from .format import (
+    OWN_PIXELS,
+    PRECISIONS,
+    Array,
+    Recording,
+    Stages,
+    read_port,
+    read_recording,
+    sampled,
+)
 
-PIXELS_ARE_ONES = ("grid", "pixels")  # their differences are no shares
-MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
-ROOM = 2.0  # times a stage's limit: a port of a known mistake rounds, and so did who recorded it
-CLOSE = 20  # times the limit: what may be left once a factor is taken off
-Candidates = Iterable[tuple[str, Array]]  # words of a mistake, and what it gives
+SMALLEST_SCALE = 1e-3  # of the stage's median: that of a token or channel near zero
 
 
 @dataclass(frozen=True)
@@ -21,19 +29,15 @@ class Row:
 
     Attributes:
         stage: its name.
-        largest: largest difference of all pictures.
-        rms: root mean square of the differences.
-        scale: the reference's largest number; 1 for a grid and for pixels.
-        share: the largest difference as a share of its picture's largest number.
-        limit: the share that counts as rounding at the port's precision.
-        parting: the pictures that are beyond it.
+        measure: how it is measured: of the stage's measures the one nearest to its limit.
+        share: what the worst picture has in this measure.
+        limit: what counts as rounding in it.
+        parting: the pictures that are beyond a limit.
         compared: how many pictures were compared.
     """
 
     stage: str
-    largest: float
-    rms: float
-    scale: float
+    measure: str
     share: float
     limit: float
     parting: tuple[int, ...]
@@ -45,20 +49,16 @@ class Reason:
     """Why a port parts, as far as its numbers tell.
 
     Attributes:
-        stage: where it parts.
-        picture: the picture whose numbers were looked at.
         words: what it is.
         known: whether a known mistake gives the port's numbers.
-        error: how far the port is from that mistake, as a share of the largest number.
-        limit: the largest error that counts as the same.
+        pictures: those of the pictures that part in which it was found.
+        times: how far the port is from that mistake, in limits of the stage; the worst picture's.
     """
 
-    stage: str
-    picture: int
     words: str
     known: bool
-    error: float = 0.0
-    limit: float = 0.0
+    pictures: tuple[int, ...]
+    times: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Comparison:
     Attributes:
         rows: one for each stage that the port wrote, in the order in which data flows.
         reason: why the first one parts that does; None where none does.
-        precision: the port's.
-        pictures: how many have a stage that was compared.
-        missing: the stages that the port did not write.
+        precision: the port's, as it was said.
+        missing: the pictures that lack a stage which the port wrote of another one.
+        not_written: the stages that the port wrote of no picture.
     """
 
     rows: Sequence[Row]
     reason: Reason | None
     precision: str
-    pictures: int
-    missing: Sequence[str]
+    missing: Sequence[int]
+    not_written: Sequence[str]
 
     @property
     def first(self) -> Row | None:
@@ -88,229 +88,204 @@ class Comparison:
         return None
 
 
-def compare_recordings(reference: Recording, port: Port) -> Comparison:
-    """Compare what a port wrote with a recording."""
-    rows: list[Row] = []
-    missing = []
-    for stage in reference.order:
-        limit = limit_of(reference.limits[stage], stage, port, rows)
-        row = compare_stage(stage, limit, reference.stages, port.stages)
-        if row is None:
-            missing.append(stage)
-        else:
-            rows.append(row)
-    pictures = sum(map(bool, port.stages))
-    found = Comparison(rows, None, port.precision, pictures, missing)
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a reference and of a port, and what counts as rounding there.
+
+    Attributes:
+        name: of the stage.
+        reference: its numbers in each picture.
+        port: the port's, in the pictures that can be compared.
+        sizes: of its channels, see :func:`channel_sizes`.
+        limits: what counts as rounding, by measure.
+    """
+
+    name: str
+    reference: Sequence[Array]
+    port: Mapping[int, Array]
+    sizes: Array
+    limits: Mapping[str, float]
+
+    def shares(self, picture: int, numbers: Array) -> dict[str, float]:
+        """How far the port is from these numbers of a picture, by measure; see :func:`shares`.
+
+        They may be a sample of its tokens.
+        """
+        ours = self.port[picture]
+        if ours.shape != numbers.shape:
+            ours = sampled(ours)
+        if ours.shape != numbers.shape:
+            return dict.fromkeys(self.limits, np.inf)
+        return shares(self.name, ours, numbers, self.sizes)
+
+    def times(self, picture: int, numbers: Array) -> float:
+        """How far the port is from these numbers of a picture, in limits: beyond 1 they differ."""
+        found = self.shares(picture, numbers)
+        return max(found[measure] / limit for measure, limit in self.limits.items())
+
+    def row(self) -> Row:
+        """How far the port is from the reference."""
+        largest = dict.fromkeys(self.limits, 0.0)
+        parting = []
+        for picture in self.port:
+            found = self.shares(picture, self.reference[picture])
+            largest = {measure: max(largest[measure], found[measure]) for measure in largest}
+            if any(found[measure] > limit for measure, limit in self.limits.items()):
+                parting.append(picture)
+        measure = max(largest, key=lambda one: largest[one] / self.limits[one])
+        return Row(
+            self.name,
+            measure,
+            largest[measure],
+            self.limits[measure],
+            tuple(parting),
+            len(self.port),
+        )
+
+
+def compare_folders(
+    reference: str | Path, port: str | Path, precision: str = "float32"
+) -> Comparison:
+    """Compare what a port wrote with a recording.
+
+    Args:
+        reference: folder of the recording.
+        port: folder of the port's stages.safetensors or .npy files.
+        precision: in which the port computes, or to which its weights were rounded: "float32",
+            "tf32", "float16" or "bfloat16".
+
+    Returns:
+        The rows, and the reason.
+
+    Raises:
+        ValueError: a folder that cannot be compared, or another precision.
+        OSError: a file cannot be read.
+
+    >>> found = compare_folders(KIT, KIT)
+    >>> found.first, found.reason
+    (None, None)
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    recording = read_recording(Path(reference))
+    return compare_recordings(recording, read_port(Path(port), recording), precision)
+
+
+def compare_recordings(
+    reference: Recording, port: Sequence[Stages], precision: str = "float32"
+) -> Comparison:
+    """Compare the stages that a port made of each picture with a recording."""
+    from .reasons import reason_of
+
+    stages = stages_at(precision, reference, port)
+    rows = [stage.row() for stage in stages]
+    written = {name for own in port for name in own}
+    not_written = [name for name in reference.order if name not in written]
+    missing = [picture for picture, own in enumerate(port) if written - set(own)]
+    found = Comparison(rows, None, precision, missing, not_written)
     if found.first is None:
         return found
-    reason = reason_of(found.first, rows, reference, port)
-    return Comparison(rows, reason, port.precision, pictures, missing)
+    place = rows.index(found.first)
+    reason = reason_of(stages[place:], found.first.parting, reference, port, precision)
+    return replace(found, reason=reason)
 
 
-def limit_of(limits: Mapping[str, float], stage: str, port: Port, before: Sequence[Row]) -> float:
-    """The largest difference that is rounding, as a share of the stage's largest number.
-
-    ``before``: the rows of the stages before.
-    """
-    limit = limits.get(port.precision, limits["float32"])
-    largest = {row.stage: row.largest for row in before}
-    if stage == "position_embedding" and "patch_embedding" in largest:
-        return 2 * limit  # that of the patch embedding was taken off on both sides
-    if largest.get("pixels"):
-        # It read the pictures itself, perhaps by another resizer, which rounds other pixels.
-        return max(limit, limits.get("own_pixels", 0.0))
-    return limit
-
-
-def compare_stage(
-    stage: str, limit: float, references: Sequence[Stages], ports: Sequence[Stages]
-) -> Row | None:
-    """One stage of the pictures of which a port wrote it; None if there are none."""
-    largest = squares = scale = share = 0.0
-    numbers = compared = 0
-    parting = []
-    for picture, (reference, port) in enumerate(zip(references, ports)):
-        if stage not in port:
-            continue
-        ours, theirs = numbers_of(stage, port, reference)
-        if ours.shape != theirs.shape:
-            continue  # of another grid
-        own_scale = scale_of(stage, reference)
-        off = np.abs(ours - theirs)
-        own_share = float(off.max()) / own_scale
-        # Not "greater than": NaN parts too.
-        if not own_share <= limit:
-            parting.append(picture)
-        largest = max(largest, float(off.max()))
-        share = max(share, own_share)
-        scale = max(scale, own_scale)
-        squares += float(np.square(off).sum())
-        numbers += off.size
-        compared += 1
-    if not compared:
-        return None
-    rms = (squares / numbers) ** 0.5
-    return Row(stage, largest, rms, scale, share, limit, tuple(parting), compared)
-
-
-def scale_of(stage: str, reference: Stages) -> float:
-    """Of what a difference is a share: the stage's largest number, 1 for a grid and for pixels."""
-    if stage in PIXELS_ARE_ONES:
-        return 1.0
-    return float(np.abs(reference[stage]).max()) or 1.0
-
-
-def numbers_of(stage: str, port: Stages, reference: Stages) -> tuple[Array, Array]:
-    """The numbers of a stage that are compared: the port's and the reference's.
-
-    Of the position embedding both sides take off their own patch embedding, where they have it: so
-    what the pixels moved does not count again.
-    """
-    ours = np.asarray(port[stage], np.float64)
-    theirs = np.asarray(reference[stage], np.float64)
-    before = "patch_embedding"
-    if stage == "position_embedding" and before in port and port[before].shape == ours.shape:
-        ours = ours - port[before]
-        theirs = theirs - reference[before]
-    return ours, theirs
-
-
-def reason_of(first: Row, rows: Sequence[Row], reference: Recording, port: Port) -> Reason:
-    """Why a port parts at its first stage that does.
-
-    A mistake is kept at the first stages that show it and at the end, so a port that did not write
-    the former is looked at there.
-    """
-    nearest = None
-    for row in (first, rows[-1]):
-        for picture in row.parting:
-            found = nearest_mistake(
-                row,
-                picture,
-                reference,
-                port,
-                recorded_mistakes(reference, first.stage, row.stage, picture, port),
-            )
-            if found and found.known:
-                return Reason(first.stage, picture, found.words, True, found.error, found.limit)
-            if row == first:
-                nearest = nearest or found
-    if first.stage == "position_embedding" and reference.table is not None:
-        # Those that were recorded come first: to try all conventions takes longer.
-        for picture in first.parting:
-            tried = resampled(reference.table, reference.stages[picture])
-            found = nearest_mistake(first, picture, reference, port, tried)
-            if found and found.known:
-                return found
-    if nearest:
-        return nearest
-    picture = first.parting[0]
-    words = describe(first, port.stages[picture], reference.stages[picture])
-    return Reason(first.stage, picture, f"{words} (no known mistake gives these numbers)", False)
-
-
-def recorded_mistakes(
-    reference: Recording, first: str, stage: str, picture: int, port: Port
-) -> list[tuple[str, Array]]:
-    """What known mistakes give at a stage of a picture, with their words.
-
-    Only those that do not show later than at the stage ``first``, and show at no earlier stage that
-    the port wrote: there they did not give its numbers, and later limits are wider.
-    """
-    order = reference.order
+def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> list[Stage]:
+    """The stages that the port wrote, in the order in which data flows, with a precision's limits."""
     found = []
-    for mistake in reference.about.get("mistakes", ()):
-        numbers = reference.mistakes.get(f"{mistake['name']}/{picture:03}.{stage}")
-        shows = mistake["stage"]
-        is_later = order.index(shows) > order.index(first)
-        is_earlier = shows in port.stages[picture] and order.index(shows) < order.index(stage)
-        if numbers is not None and not is_later and not is_earlier:
-            found.append((mistake, numbers))
-    if stage == "grid":
-        return _with_pixels(found, reference, picture, port.stages[picture])
-    return [(mistake["words"], numbers) for mistake, numbers in found]
-
-
-def _with_pixels(
-    found: Sequence[tuple[Mapping[str, str], Array]],
-    reference: Recording,
-    picture: int,
-    port: Stages,
-) -> list[tuple[str, Array]]:
-    """Mistakes of the grid, those first whose pixels are nearest to the port's."""
-    distances = []
-    for mistake, grid in found:
-        pixels = reference.mistakes.get(f"{mistake['name']}/{picture:03}.pixels")
-        distance = 0.0
-        if pixels is not None and "pixels" in port and pixels.shape == port["pixels"].shape:
-            distance = _distance(port["pixels"], np.asarray(pixels, np.float64))
-        distances.append((distance, mistake["words"], grid))
-    distances.sort(key=lambda one: one[0])
-    return [(words, grid) for _, words, grid in distances]
-
-
-def nearest_mistake(
-    row: Row, picture: int, reference: Recording, port: Port, candidates: Candidates
-) -> Reason | None:
-    """The known mistake whose numbers are much nearer to a port's than the reference's are.
-
-    It is known to be the reason where the port has its numbers; else something else is wrong too.
-    """
-    stage = row.stage
-    own = reference.stages[picture]
-    ours, theirs = numbers_of(stage, port.stages[picture], own)
-    best: tuple[float, str, Array] | None = None
-    for words, numbers in candidates:
-        # Beside the reference's patch embedding, where the port has one.
-        mistaken = np.asarray(numbers, np.float64)
-        if stage == "position_embedding" and "patch_embedding" in port.stages[picture]:
-            mistaken = mistaken - own["patch_embedding"]
-        if mistaken.shape != ours.shape:
+    moved = 0.0  # how many grey levels the port's own pixels differ, up to one
+    has_patches = any("patch_embedding" in own for own in port)
+    for name in reference.order:
+        right = [own[name] for own in reference.stages]
+        written = {picture: own[name] for picture, own in enumerate(port) if name in own}
+        if not written:
             continue
-        distance = _distance(ours, mistaken)
-        if best is None or distance < best[0]:
-            best = (distance, words, mistaken)
-    if best is None:
-        return None
-    distance, words, mistaken = best
-    left = 0.0
-    if ours.shape == theirs.shape:
-        left = distance / _distance(ours, theirs)
-    if left >= MUCH_NEARER:
-        return None
-    scale = scale_of(stage, own)
-    error = float(np.abs(ours - mistaken).max()) / scale
-    # A mistake can make numbers larger, and their rounding with them.
-    limit = row.limit * max(1.0, float(np.abs(mistaken).max()) / scale)
-    if stage not in PIXELS_ARE_ONES:  # whose limit is two grey levels already
-        limit *= ROOM
-    if error <= limit:
-        return Reason(stage, picture, words, True, error, limit)
-    words = (
-        f"the nearest known mistake explains {100 * (1 - left):.0f} % of the difference ({words}), "
-        "so something else is wrong at this stage too"
-    )
-    return Reason(stage, picture, words, False, error, limit)
+        limits = dict(reference.limits[name][precision])
+        if name == "position_embedding" and has_patches:
+            written = without_patches(port, reference)
+        else:
+            # Who reads the pictures itself has other pixels, and later numbers follow them.
+            for measure, limit in reference.limits[name].get(OWN_PIXELS, {}).items():
+                limits[measure] += moved * limit
+        sizes = channel_sizes(name, right, reference.about["std"])
+        stage = Stage(name, right, written, sizes, limits)
+        found.append(stage)
+        if name == "pixels":
+            levels = [stage.shares(picture, right[picture])["pixel"] for picture in written]
+            moved = min(max(levels), 1.0)
+    return found
 
 
-def _distance(ours: Array, theirs: Array) -> float:
-    """Root mean square difference."""
-    return float(np.sqrt(np.square(ours - theirs).mean()))
+def without_patches(port: Sequence[Stages], reference: Recording) -> dict[int, Array]:
+    """The port's position embeddings, as if its patch embeddings were the reference's.
+
+    What those differ does not count again.
+    """
+    found = {}
+    for picture, (own, right) in enumerate(zip(port, reference.stages)):
+        if "position_embedding" not in own:
+            continue
+        found[picture] = own["position_embedding"]
+        patches = own.get("patch_embedding", right["patch_embedding"])
+        if patches.shape == right["patch_embedding"].shape:
+            found[picture] = found[picture] - (patches - right["patch_embedding"])
+    return found
 
 
-def describe(row: Row, port: Stages, reference: Stages) -> str:
-    """Which of a port's numbers differ at a stage, in words."""
-    ours, theirs = numbers_of(row.stage, port, reference)
-    if row.stage == "grid":
-        return f"the grid is {tuple(map(int, ours))}, not {tuple(map(int, theirs))}"
-    limit = row.limit * scale_of(row.stage, reference)
-    factor = float((ours * theirs).sum()) / float((theirs * theirs).sum() or 1.0)
-    if np.abs(ours - factor * theirs).max() <= CLOSE * limit:
-        return f"every number is {factor:.6g} times the reference's"
-    beyond = np.abs(ours - theirs) > limit
-    words = f"{beyond.sum():,} of {beyond.size:,} numbers differ by more than rounding"
-    if beyond.ndim == 2:
-        for what, differ in (("tokens", beyond.any(1)), ("channels", beyond.any(0))):
-            if not differ.all():
-                words += f", in {differ.sum()} of {len(differ)} {what} (first: {differ.argmax()})"
-    return words
+def shares(stage: str, ours: Array, theirs: Array, sizes: Array) -> dict[str, float]:
+    """The largest of :func:`differences`, by measure."""
+    found = differences(stage, ours, theirs, sizes)
+    return {measure: float(numbers.max()) for measure, numbers in found.items()}
+
+
+def differences(stage: str, ours: Array, theirs: Array, sizes: Array) -> dict[str, Array]:
+    """How far numbers of a stage are from others of the same shape, by each measure of the stage.
+
+    - Grid: each difference.
+    - Pixels: each difference, and that of the picture's mean, in grey levels.
+    - The pooled output: each difference, as a share of the largest number.
+    - Tokens (N, C): of each token the median difference, as a share of its median number; of each
+      channel the root mean square difference, as a share of its root mean square. So an outlier of
+      one cell or channel hides nothing.
+
+    ``sizes``: of the channels, see :func:`channel_sizes`.
+    """
+    off = np.abs(ours - theirs)
+    if stage == "grid":
+        return {"number": off}
+    if stage == "pixels":
+        # A mistake may spread pixels wider, and so what their rounding moves.
+        spread = max(float(np.ptp(theirs / sizes)) / 255, 1.0)
+        mean = ((ours - theirs) / sizes).mean()
+        return {"pixel": off / sizes / spread, "mean": np.abs(mean) / spread}
+    smallest = SMALLEST_SCALE * np.median(sizes) + np.finfo(np.float64).tiny
+    if stage == "pooled":
+        return {"number": off / max(np.abs(theirs).max(), smallest)}
+    token_sizes = np.median(np.abs(theirs), 1)  # (N,)
+    sizes = np.maximum(sizes, root_mean_square(theirs))  # (C,)
+    return {
+        "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
+        "channel": root_mean_square(off) / np.maximum(sizes, smallest),
+    }
+
+
+def channel_sizes(stage: str, pictures: Sequence[Array], std: Sequence[float]) -> Array:
+    """How large the channels (C,) of a stage are: the root mean square over all tokens.
+
+    Of all pictures: one of few tokens may have a channel near zero. Of pixels, one grey level.
+
+    Args:
+        stage: its name.
+        pictures: its numbers in each picture.
+        std: that of each colour, by which pixels were divided.
+    """
+    if stage == "pixels":
+        width = pictures[0].shape[1]
+        return np.tile(1 / (255 * np.array(std)), width // len(std))
+    return root_mean_square(np.concatenate([np.atleast_2d(numbers) for numbers in pictures]))
+
+
+def root_mean_square(tokens: Array) -> Array:
+    """Of each channel of (N, C)."""
+    squares: Array = np.square(np.asarray(tokens, np.float64)).mean(0)
+    return np.sqrt(squares)

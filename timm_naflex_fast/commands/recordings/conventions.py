@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .format import Array, Stages
+from .format import Array
 
 FrameSizes = Sequence[tuple[int, int, int]]  # frames, rows, columns
 # align_corners, positions: in words, the plainest first
@@ -24,6 +24,7 @@ POSITIONS = {
     (False, "asymmetric"): "cell i at i * scale",
     (True, "half_pixel"): "the table from centre to centre, the grid from edge to edge",
     (False, "corners"): "the table from edge to edge, the grid from centre to centre",
+    (False, "scale_factor"): "scale_factor=(n + 0.1) / N0, as DINO has it",
 }
 # mode, cubic_coefficient
 KERNELS = [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75), ("nearest", None)]
@@ -58,7 +59,8 @@ class Convention(NamedTuple):
         align_corners: the table's axis goes from the centre of its first cell to that of its last
             one; without it, from edge to edge.
         positions: the grid's axis goes from edge to edge ("half_pixel"), or from centre to centre
-            ("corners"). Or cell i lies at i * scale ("asymmetric").
+            ("corners"). Or cell i lies at i * scale ("asymmetric"). Or the grid is 0.1 cells longer
+            ("scale_factor"): so ports of DINO keep the size from being rounded down.
         ar_preserving: resized to (L, L), L = max(h, w), then cut to the top-left (h, w).
         transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or
             the "table".
@@ -157,6 +159,8 @@ def _matrix(axis: Convention, n: int, n0: int) -> Array:
     table_edge = 0.0 if axis.align_corners else 0.5
     grid_edge = 0.0 if axis.positions == "corners" else 0.5
     length = n - 1 + 2 * grid_edge
+    if axis.positions == "scale_factor" and (n != n0 or axis.mode == "bicubic"):
+        length += 0.1  # PyTorch takes other modes' equal sizes as they are
     step = 0.0
     if length:
         step = (n0 - 1 + 2 * table_edge) / length
@@ -227,18 +231,3 @@ def _is_another_name(axis: Convention) -> bool:
     # With bilinear weights "dropped" gives what "border" gives; with aligned corners nothing lies
     # outside.
     return axis.outside == "dropped" or (axis.align_corners and axis.outside == "zeros")
-
-
-def resampled(table: Array, reference: Stages) -> Iterator[tuple[str, Array]]:
-    """What each convention gives at the position embedding of a picture: words and tokens.
-
-    Args:
-        table: (H0, W0, C).
-        reference: the stages of the picture.
-    """
-    h, w = map(int, reference["grid"])
-    table = np.asarray(table, np.float64)
-    for convention in conventions([(1, h, w)]):
-        tokens = convention.tokens(table, [(1, h, w)])  # (h * w, C)
-        words = f"the table is resampled otherwise: {convention.words()}"
-        yield words, reference["patch_embedding"] + tokens

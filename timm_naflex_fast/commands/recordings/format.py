@@ -8,6 +8,7 @@ Tests: tests/commands/cli/test_compare.py.
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,18 +23,28 @@ from ...names import did_you_mean
 
 Array = np.ndarray[Any, Any]
 Stages = dict[str, Array]  # of one picture, by stage: grid (2,), tokens (h * w, C), pooled (D,)
+Limits = Mapping[str, Mapping[str, float]]  # of one stage: by precision, then by measure
 
 FORMAT = "naflex-recording"
-VERSION = 1
+VERSION = 2
 TABLE = "table"
-PRECISIONS = ("float32", "float16", "bfloat16")
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+OWN_PIXELS = "own_pixels"  # among limits: what pixels of another resizer move
 
-GREY_LEVELS = 2.01 * 2 / 255
-"""Two right resizers may part by as much: each rounds to whole grey levels after either of its two
-passes, which moves a pixel by less than 1.5 levels. Pixels reach from -1 to 1."""
-EMBEDDINGS = 2e-6
-LATER = 2e-5
-"""What float32 may move a number by, as a share of the stage's largest: embeddings, what follows."""
+EMBEDDINGS = {"token": 2e-5, "channel": 2e-5}
+LATER = {"token": 3e-5, "channel": 1e-4}
+FLOAT32 = {
+    "grid": {"number": 0.5},
+    # In grey levels. Right resizers round to whole ones after either of their two passes, which
+    # moves a pixel by less than 1.5 levels, and a picture's mean by 0.05.
+    "pixels": {"pixel": 2.01, "mean": 0.2},
+    "patch_embedding": EMBEDDINGS,
+    "position_embedding": EMBEDDINGS,
+    "pooled": {"number": 2e-5},
+}
+"""What float32 may move a stage by, in each of its measures; ``LATER`` for those that are not here."""
+SAMPLE = 6  # tokens that are kept of what a mistake gives
+LARGEST = 3e38  # number of a stage: float32's
 HALF_PRECISION = 2**-8
 """What bfloat16 may move a number of the table by, as a share of the largest."""
 
@@ -60,7 +71,8 @@ class Recording:
         about: what recording.json says.
         stages: of each picture, in order.
         table: the position table (H0, W0, C); None where it is not there.
-        mistakes: what known mistakes give instead: {"NAME/000.STAGE": numbers}.
+        mistakes: what known mistakes give instead: {"NAME/000.STAGE": numbers}, of a stage with
+            tokens a sample.
     """
 
     about: Mapping[str, Any]
@@ -74,34 +86,17 @@ class Recording:
         return [stage["name"] for stage in self.about["stages"]]
 
     @cached_property
-    def limits(self) -> dict[str, Mapping[str, float]]:
-        """Of each stage, the largest difference that is rounding, by precision."""
+    def limits(self) -> dict[str, Limits]:
+        """Of each stage, what counts as rounding."""
         return {stage["name"]: stage["limits"] for stage in self.about["stages"]}
 
 
-@dataclass(frozen=True)
-class Port:
-    """What a port wrote.
-
-    Attributes:
-        stages: of each picture those that it has.
-        precision: the smallest one in which it wrote an array.
-    """
-
-    stages: Sequence[Stages]
-    precision: str = "float32"
+def float32_limits(stage: str) -> dict[str, float]:
+    """What float32 may move a stage by, in each of its measures (see ``compare.shares``)."""
+    return dict(FLOAT32.get(stage, LATER))
 
 
-def float32_limit(stage: str) -> float:
-    """What float32 may move a number of a stage by, as a share of the stage's largest number."""
-    if stage == "grid":
-        return 0.0
-    if stage == "pixels":
-        return GREY_LEVELS
-    return EMBEDDINGS if stage.endswith("_embedding") else LATER
-
-
-def stage_entry(name: str, limits: Mapping[str, float]) -> dict[str, Any]:
+def stage_entry(name: str, limits: Limits) -> dict[str, Any]:
     """What recording.json says of a stage."""
     layout, shape = LAYOUTS.get(name, (f"the output of {name}", ["h * w", "C"]))
     return {"name": name, "layout": layout, "shape": shape, "limits": dict(limits)}
@@ -112,53 +107,101 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def read_safetensors(file: Path) -> tuple[dict[str, Array], str]:
-    """The arrays of a safetensors file, bfloat16 as float32; and the smallest precision in it.
+def sampled(numbers: Array) -> Array:
+    """A few rows of an array, from the first to the last, as mistakes.safetensors holds them."""
+    if numbers.ndim < 2 or len(numbers) <= SAMPLE:
+        return numbers
+    # Closer at first: at equal distances they would be the diagonal of a grid of 6 x 6.
+    rows = (len(numbers) - 1) * np.linspace(0, 1, SAMPLE) ** 1.5
+    return numbers[rows.round().astype(int)]
+
+
+# Arrays ----------------------------------------------------------------------------------------
+
+
+def read_safetensors(file: Path) -> dict[str, Array]:
+    """The arrays of a safetensors file, bfloat16 as float32.
 
     Raises:
-        Unusable: the file is cut off, or holds something else.
+        Unusable: the file is cut off, has too many bytes, or holds something else.
     """
     from safetensors import SafetensorError, deserialize
 
     arrays = {}
-    precision = "float32"
     try:
-        for name, entry in deserialize(file.read_bytes()):
+        for name, entry in deserialize(_needed(file).read_bytes()):
             array = np.frombuffer(entry["data"], NUMBER_TYPES[entry["dtype"]])
-            if entry["dtype"] == "F16":
-                precision = "float16"
             if entry["dtype"] == "BF16":
-                precision = "bfloat16"
                 # The upper half of a float32.
                 array = (array.astype("<u4") << 16).view("<f4")
             arrays[name] = array.reshape(entry["shape"])
-    except (SafetensorError, KeyError) as problem:
+    except KeyError as problem:
+        valid = ", ".join(NUMBER_TYPES)
+        raise Unusable(f"{file} holds numbers of type {problem}; valid: {valid}") from problem
+    except (SafetensorError, ValueError) as problem:
         raise Unusable(
             f"{file} is no whole safetensors file ({problem}); write it again"
         ) from problem
-    return arrays, precision
+    return arrays
+
+
+def read_npy(file: Path) -> Array:
+    """The array of a .npy file.
+
+    Raises:
+        Unusable: the file is cut off, has too many bytes, or holds something else.
+    """
+    try:
+        # Mapped, not read: so a header cannot ask for more memory than the file has.
+        array = np.load(_needed(file), mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.memmap):
+            raise ValueError("it is an archive")
+        if array.offset + array.nbytes != file.stat().st_size:
+            raise ValueError("bytes follow the array")
+    except (ValueError, OSError, EOFError, OverflowError) as problem:
+        raise Unusable(f"{file} is no whole .npy file ({problem})") from problem
+    return array
+
+
+def _needed(file: Path) -> Path:
+    """The file, which must be there, and no pipe."""
+    if file.is_file():
+        return file
+    raise Unusable(f"{file.parent} holds no file {file.name}")
+
+
+# The reference ---------------------------------------------------------------------------------
 
 
 def read_recording(folder: Path) -> Recording:
     """Read a reference: a whole recording.
 
     Raises:
-        Unusable: something is missing, or of a newer version.
+        Unusable: something is missing, of another kind, or of another version.
     """
     about = read_about(folder)
-    found, _ = read_safetensors(_needed(folder / "stages.safetensors"))
+    file = folder / "stages.safetensors"
+    found = read_safetensors(file)
     table = found.pop(TABLE, None)
-    try:
-        order = [stage["name"] for stage in about["stages"] if stage["limits"]["float32"] >= 0]
-        sizes = [picture["grid"] for picture in about["pictures"]]
-        own = split_pictures(found, order, len(sizes), folder)
+    if table is not None:
+        check_array(table, (*about["table_size"], *table.shape[-1:]), f"{file}: {TABLE}")
+    order = [stage["name"] for stage in about["stages"]]
+    stages = []
+    parts = split_pictures(found, order, len(about["pictures"]), folder)
+    for number, (own, picture) in enumerate(zip(parts, about["pictures"])):
+        for stage in order:
+            if stage not in own:
+                raise Unusable(f"{file} holds no {number:03}.{stage}")
+            # As many channels as in the first picture.
+            shape = shape_of(stage, picture["grid"], parts[0][stage].shape[-1:])
+            check_array(own[stage], shape, f"{file}: {number:03}.{stage}")
+        if own["grid"].tolist() != picture["grid"]:
+            raise Unusable(f"{file}: {number:03}.grid is not the one of recording.json")
         # The file has an order of its own.
-        stages = [{stage: one[stage] for stage in order} for one in own]
-    except (KeyError, TypeError) as problem:
-        raise Unusable(f"{folder} is no whole recording ({problem!r})") from problem
+        stages.append({stage: own[stage] for stage in order})
     mistakes: dict[str, Array] = {}
-    if (folder / "mistakes.safetensors").is_file():
-        mistakes, _ = read_safetensors(folder / "mistakes.safetensors")
+    if (folder / "mistakes.safetensors").exists():
+        mistakes = read_safetensors(folder / "mistakes.safetensors")
     return Recording(about, stages, table, mistakes)
 
 
@@ -166,74 +209,56 @@ def read_about(folder: Path) -> dict[str, Any]:
     """What a folder's recording.json says.
 
     Raises:
-        Unusable: it is not there, is not whole, or of a newer version.
+        Unusable: it is not there, is not whole, or of another version.
     """
     file = _needed(folder / "recording.json")
     try:
         about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as problem:
+        if about["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        if about["version"] == VERSION:
+            _check_about(about)
+    except (LookupError, TypeError, ValueError, RecursionError) as problem:
         raise Unusable(f"{file} does not describe a recording ({problem!r})") from problem
-    if about.get("format") != FORMAT:
-        raise Unusable(f"{file} does not describe a recording: its format is not {FORMAT}")
-    if about.get("version") != VERSION:
+    if about["version"] != VERSION:
         raise Unusable(
-            f"{file} is of version {about.get('version')}; this release reads {VERSION}: install a "
-            "newer one"
+            f"{file} is of version {about['version']!r}; this release reads {VERSION}: record it "
+            "anew, or install the release that wrote it"
         )
     return about
 
 
-def _needed(file: Path) -> Path:
-    """The file, which must be there."""
-    if file.is_file():
-        return file
-    raise Unusable(f"{file.parent} holds no {file.name}: it is no recording")
+def _check_about(about: Mapping[str, Any]) -> None:
+    """Raise ``LookupError``, ``TypeError`` or ``ValueError`` unless all is there that is read."""
+    red, green, blue = about["std"]
+    _check_positive(red, green, blue, *about["table_size"], about["mistakes_tried"] + 1)
+    _check_positive(about["patch_size"], about["max_patches"], about["heads"])
+    _check_positive(len(about["pictures"]))
+    for picture in about["pictures"]:
+        height, width = picture["size"]
+        _check_positive(height, width, *picture["grid"])
+        Path(picture["file"], picture["name"])
+    names = [stage["name"] for stage in about["stages"]]
+    if names[:1] != ["grid"] or len(set(names)) < len(names):
+        raise ValueError("its stages must begin with grid, and have different names")
+    for stage in about["stages"]:
+        limits = dict(stage["limits"])
+        limits.setdefault(OWN_PIXELS, limits["float32"])
+        for measure in float32_limits(stage["name"]):
+            for precision in (*PRECISIONS, OWN_PIXELS):
+                _check_positive(limits[precision][measure])
+    for mistake in about["mistakes"]:
+        Path(mistake["name"], mistake["words"])
+        names.index(mistake["stage"])
+        for picture in mistake["pictures"]:
+            _check_positive(picture + 1, len(about["pictures"]) - picture)
 
 
-def read_port(folder: Path, reference: Recording) -> Port:
-    """Read what a port wrote.
-
-    Raises:
-        Unusable: no stage is there, or one has another name, shape, or numbers that are not finite;
-            or it holds files of both kinds, or another table.
-    """
-    files = sorted(folder.glob("*.npy"))
-    whole = folder / "stages.safetensors"
-    if files and whole.is_file():
-        raise Unusable(
-            f"{folder} holds stages.safetensors and {len(files)} .npy files: remove one of the two, "
-            "which may be of an older run"
-        )
-    if not files and not whole.is_file():
-        raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
-    found: dict[str, Array] = {}
-    precision = "float32"
-    if whole.is_file():
-        found, precision = read_safetensors(whole)
-    for file in files:
-        try:
-            found[file.stem] = np.load(file, allow_pickle=False)
-        except (ValueError, OSError, EOFError) as problem:
-            raise Unusable(f"{file} is no whole .npy file ({problem})") from problem
-        if found[file.stem].dtype == np.float16:
-            precision = "float16"
-    if not _is_same_table(found.pop(TABLE, None), reference.table):
-        raise Unusable(f"{folder}: its table is not the reference's: other weights")
-    stages = split_pictures(found, reference.order, len(reference.stages), folder)
-    for number, own in enumerate(stages):
-        for stage in own:
-            what = f"{number:03}.{stage}"
-            own[stage] = _checked(own[stage], stage, reference.stages[number], own, what)
-    return Port(stages, precision)
-
-
-def _is_same_table(table: Array | None, reference: Array | None) -> bool:
-    """Whether two position tables are equal, to the rounding of half a precision."""
-    if table is None or reference is None:
-        return True
-    if table.shape != reference.shape:
-        return False
-    return bool(np.abs(table - reference).max() <= HALF_PRECISION * np.abs(reference).max())
+def _check_positive(*numbers: float) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless all are numbers above 0."""
+    for number in numbers:
+        if not 0 < number < LARGEST:
+            raise ValueError(f"{number} is no number above 0")
 
 
 def split_pictures(
@@ -244,48 +269,116 @@ def split_pictures(
     ``000.block_3`` is that of one picture, ``block_3`` a padded batch of all.
 
     Raises:
-        Unusable: a name that no stage and no picture has, or a batch of another length.
+        Unusable: a name that no stage and no picture has, a stage that is there twice, or a batch
+            of another length.
     """
     stages: list[Stages] = [{} for _ in range(count)]
+    places = {f"{number:03}.{stage}": number for number in range(count) for stage in order}
     for name, numbers in found.items():
-        number, _, stage = name.rpartition(".")
-        if stage not in order:
-            hint = did_you_mean(stage, order)
+        _, _, stage = name.rpartition(".")
+        if name in places:
+            written = {places[name]: numbers}
+        elif name in order:
+            written = dict(enumerate(np.atleast_1d(numbers)))
+            if len(written) != count:
+                raise Unusable(
+                    f"{folder}: {name}: a batch has {count} pictures; got {len(written)}"
+                )
+        else:
+            hint = did_you_mean(name, [*places, *order])
             raise Unusable(
-                f"{folder}: there is no stage {stage!r}{hint}; valid: {', '.join(order)}"
+                f"{folder}: there is no {name!r}{hint}; valid: 000 to {count - 1:03}, and after a dot "
+                f"{', '.join(order)}"
             )
-        if number:
-            if not number.isdigit() or int(number) >= count:
-                raise Unusable(f"{folder}: {name}: there are {count} pictures, from 000 on")
-            stages[int(number)][stage] = numbers
-            continue
-        if len(np.atleast_1d(numbers)) != count:
-            raise Unusable(
-                f"{folder}: {name} has shape {numbers.shape}; a batch has {count} pictures first"
-            )
-        for own, one in zip(stages, numbers):
-            own[stage] = one
+        for number, one in written.items():
+            if stage in stages[number]:
+                raise Unusable(f"{folder} holds {number:03}.{stage} twice, once in {name}")
+            stages[number][stage] = one
+    return stages
+
+
+def shape_of(stage: str, grid: Sequence[int], channels: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a stage of a picture; ``channels``: how many, as a tuple."""
+    if stage == "grid":
+        return (2,)
+    if stage == "pooled":
+        return channels
+    return (math.prod(grid), *channels)
+
+
+def check_array(numbers: Array, shape: tuple[int, ...], what: str) -> Array:
+    """The array in float64; ``Unusable`` unless it has this shape and holds finite numbers."""
+    if numbers.shape != shape:
+        hint = ", which fits if it is transposed" if numbers.T.shape == shape else ""
+        raise Unusable(f"{what} must have shape {shape}; got {numbers.shape}{hint}")
+    if numbers.dtype.kind in "fiu":
+        numbers = numbers.astype(np.float64)
+        if (np.abs(numbers) < LARGEST).all():
+            return numbers
+    raise Unusable(f"{what} must hold finite numbers; got NaN, infinity, text or the like")
+
+
+# A port ----------------------------------------------------------------------------------------
+
+
+def read_port(folder: Path, reference: Recording) -> list[Stages]:
+    """Read what a port wrote: of each picture the stages that are there, in float64, not padded.
+
+    Raises:
+        Unusable: no stage is there, or one has another name, shape, or numbers that are not finite;
+            or it holds files of both kinds, or another table.
+    """
+    files = sorted(folder.glob("*.npy"))
+    whole = folder / "stages.safetensors"
+    if files and whole.exists():
+        raise Unusable(
+            f"{folder} holds stages.safetensors and {len(files)} .npy files: remove one of the two, "
+            "which may be of an older run"
+        )
+    if whole.exists():
+        found = read_safetensors(whole)
+    else:
+        found = {file.stem: read_npy(file) for file in files}
+    table = found.pop(TABLE, None)
+    if table is not None and reference.table is not None:
+        # Rounded to bfloat16 it is still the same.
+        off = check_array(table, reference.table.shape, f"{folder}: {TABLE}") - reference.table
+        if np.abs(off).max() > HALF_PRECISION * np.abs(reference.table).max():
+            raise Unusable(f"{folder}: its table is not the reference's: other weights")
+    if not found:
+        raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
+    stages = []
+    parts = split_pictures(found, reference.order, len(reference.stages), folder)
+    for number, own in enumerate(parts):
+        port: Stages = {}
+        for stage in reference.order:
+            if stage in own:
+                what = f"{folder}: {number:03}.{stage}"
+                port[stage] = _checked(own[stage], stage, reference.stages[number], port, what)
+        stages.append(port)
     return stages
 
 
 def _checked(numbers: Array, stage: str, reference: Stages, port: Stages, what: str) -> Array:
-    """A port's numbers of a stage, without padding, in float64."""
-    wanted = reference[stage].shape
-    if stage not in ("grid", "pooled") and "grid" in port:
-        # Where the grids differ, the tokens are counted by the port's own.
-        wanted = (int(np.prod(port["grid"])), wanted[1])
+    """A port's numbers of a stage, without padding, in float64.
+
+    ``port``: the stages before. Where its grid is another one, it tells how many tokens there are.
+    """
+    grid = port.get("grid", reference["grid"])
+    wanted = shape_of(stage, [int(side) for side in grid], reference[stage].shape[-1:])
     if len(wanted) == 1 and numbers.size == wanted[0]:
         numbers = numbers.reshape(-1)  # some keep the axis of the one query
     elif numbers.ndim == 3 and len(numbers) == 1:
         numbers = numbers[0]
     if len(wanted) == 2 and numbers.ndim == 2:
         numbers = numbers[: wanted[0]]
-    if numbers.shape != wanted:
-        hint = ", which fits if it is transposed" if numbers.T.shape == wanted else ""
-        raise Unusable(f"{what} must have shape {wanted}; got {numbers.shape}{hint}")
-    if numbers.dtype.kind not in "fiu" or not np.isfinite(numbers).all():
-        raise Unusable(f"{what} must hold finite numbers; got NaN, infinity or {numbers.dtype}")
-    return numbers.astype(np.float64)
+    numbers = check_array(numbers, wanted, what)
+    if stage == "grid" and not (numbers == numbers.clip(1).round()).all():
+        raise Unusable(f"{what} must hold whole numbers from 1 on; got {numbers.tolist()}")
+    return numbers
+
+
+# Writing ---------------------------------------------------------------------------------------
 
 
 def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path) -> None:
@@ -295,8 +388,11 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
         recording: what is written; its ``about`` gets the pictures' files and hashes.
         pictures: PIL images in RGB, in order.
         folder: takes the place of what is there.
+
+    Raises:
+        OSError: the disk is full, say.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     folder = folder.resolve()
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".naflex-fast-") as made:
@@ -310,8 +406,9 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
             about["pictures"].append({"file": name, "sha256": sha256(part / name), **entry})
         text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
         (part / "recording.json").write_text(text, encoding="utf-8")
-        save_file(dict(_named(recording)), part / "stages.safetensors")
-        save_file(dict(recording.mistakes), part / "mistakes.safetensors")
+        # safetensors' own ``save_file`` lets nobody else read the file.
+        (part / "stages.safetensors").write_bytes(save(dict(_named(recording))))
+        (part / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)

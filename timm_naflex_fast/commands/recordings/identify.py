@@ -2,28 +2,30 @@
 position table? All of them are tried, the best comes first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...batch.layout import FrameSizes, sizes_on_host
+from .compare import channel_sizes, shares
 from .conventions import Convention, conventions
+from .format import PRECISIONS, Array
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
 BEST = 10
 POSITIONS_IN_FLOAT32 = 2.0**-21
-"""What float32 may move a number by, as a share of the largest, for each cell of the table's longer
-side: positions there are as large as the side, and each weight follows its position."""
-HALF_STEPS = 2
-"""What a half dtype may move a number by, in steps of that dtype at the largest number. Ports that
-round table, weights, products and sums come up to 1.8."""
-HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What float32 may move a token or channel by, for each cell of the table's longer side: positions
+there are as large as the side, and each weight follows its position."""
+STEPS = {"tf32": 2**-10, "float16": 2**-10, "bfloat16": 2**-7}
+ROUNDED_STEPS = 4
+"""What a lower precision may move a token or channel by, in its steps at 1. Ports that round table,
+weights, products and sums come up to half of it."""
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
-NO_GUESS = 0.1  # what is farther away tells nothing about a port
 SHOWN = 3
 
 
@@ -61,134 +63,116 @@ def identify_resampling(
     return [(error, convention._asdict()) for error, convention in ranking]
 
 
-def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Tensor, FrameSizes, Tensor]:
+def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes, Array]:
     """The arguments of ``identify_resampling`` as its sums take them.
 
     Returns:
         The table (H0, W0, C), the sizes as (t, h, w), and the tokens without padding
-        (sum of t*h*w, C); tensors in float64, on the host.
+        (sum of t*h*w, C); arrays in float64.
 
     Raises:
         ValueError: as ``identify_resampling``.
     """
-    table = _float64("table", table)
-    shape = tuple(table.shape)
-    if table.ndim == 4:
-        table = table.squeeze(0)
-    if table.ndim != 3:
-        raise ValueError(f"table must be (H0, W0, C) or (1, H0, W0, C); got {shape}, so reshape it")
-    if (table == table[:1, :1]).all():
-        raise ValueError(f"table must differ from cell to cell; got {shape} with equal cells")
+    cells = _float64("table", table)
+    if cells.ndim == 4 and len(cells) == 1:
+        cells = cells[0]
+    if cells.ndim != 3:
+        raise ValueError(
+            f"table must be (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}, so reshape it"
+        )
+    if (cells == cells[:1, :1]).all():
+        raise ValueError(f"table must differ from cell to cell; got {cells.shape} with equal cells")
     sizes = sizes_on_host(torch.atleast_2d(torch.as_tensor(size)))
-    if all((h, w) == table.shape[:2] for _, h, w in sizes):
+    if all((h, w) == cells.shape[:2] for _, h, w in sizes):
         raise ValueError("size must differ from the table's own, at which nothing is resampled")
-    result = _packed(_float64("result", result), sizes, table.shape)
-    if not result.any():
+    tokens = _packed(_float64("result", result), sizes, cells.shape)
+    if not tokens.any():
         raise ValueError("result must not be zero everywhere")
-    return table, sizes, result
+    return cells, sizes, tokens
 
 
-def _float64(name: str, tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the host."""
+def _float64(name: str, tensor: Tensor) -> Array:
+    """The tensor's numbers in float64, on the host."""
     is_float = isinstance(tensor, Tensor) and tensor.is_floating_point()
     if not is_float or not tensor.isfinite().all():
         raise ValueError(f"{name} must be a tensor of finite floating point numbers")
-    return tensor.detach().cpu().double()
+    return tensor.detach().cpu().double().numpy()
 
 
-def _packed(result: Tensor, sizes: FrameSizes, table_shape: torch.Size) -> Tensor:
+def _packed(result: Array, sizes: FrameSizes, table_shape: tuple[int, ...]) -> Array:
     """The tokens of all images without padding, (sum of t*h*w, C)."""
-    shape = tuple(result.shape)
+    shape = result.shape
     channels = table_shape[-1]
     counts = [t * h * w for t, h, w in sizes]
     needed = f"result must have {sum(counts)} tokens of {channels} channels, shape (tokens, C)"
-    channels_elsewhere = result.ndim > 1 and shape[-1] != channels
-    if channels_elsewhere and channels in shape:
-        raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
-    if channels_elsewhere and shape[-1] == table_shape[0]:
-        raise ValueError(
-            f"table must be (H0, W0, C); got {tuple(table_shape)}, which is transposed if "
-            f"{shape[-1]} is the number of channels, as in result {shape}"
-        )
+    if result.ndim > 1 and shape[-1] != channels:
+        if channels in shape:
+            raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
+        if shape[-1] == table_shape[0]:
+            raise ValueError(
+                f"table must be (H0, W0, C); got {table_shape}, which is transposed if {shape[-1]} "
+                f"is the number of channels, as in result {shape}"
+            )
     if result.ndim == 3 and len(result) == len(sizes):
-        result = torch.cat([image[:count] for image, count in zip(result, counts)])
-    if result.numel() != sum(counts) * channels:
+        result = np.concatenate([image[:count] for image, count in zip(result, counts)])
+    if result.size != sum(counts) * channels:
         raise ValueError(f"{needed}; got {shape}")
     return result.reshape(-1, channels)
 
 
-def ranked(table: Tensor, sizes: FrameSizes, result: Tensor) -> list[tuple[float, Convention]]:
+def ranked(table: Array, sizes: FrameSizes, result: Array) -> list[tuple[float, Convention]]:
     """Every convention that the sizes allow, with its error, the smallest first.
 
     Arguments as ``checked`` returns them. All channels are compared of the best conventions, of the
     others those that differ most from cell to cell.
     """
-    largest = result.abs().max()
-    spread = table.flatten(0, 1).std(0)  # (C,)
-    channels = spread.topk(min(SOME_CHANNELS, len(spread))).indices
-    tried = conventions(sizes)
-    some = _by_error(tried, table[..., channels], sizes, result[:, channels], largest)
-    tried = (convention for _, convention in some[:BEST])
-    return _by_error(tried, table, sizes, result, largest) + some[BEST:]
+    largest = float(np.abs(result).max())
+    channels = np.argsort(table.std((0, 1)))[-SOME_CHANNELS:]
 
+    def by_error(
+        tried: Iterable[Convention], table: Array, result: Array
+    ) -> list[tuple[float, Convention]]:
+        found = []
+        for convention in tried:
+            off = np.abs(result - convention.tokens(table, sizes))
+            found.append((float(off.max()) / largest, convention))
+        # Those with the same error stay in the order in which they come.
+        return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
-def tokens_of(convention: Convention, table: Tensor, sizes: FrameSizes) -> Tensor:
-    """``Convention.tokens`` of a tensor."""
-    return torch.from_numpy(convention.tokens(table.numpy(), sizes))
-
-
-def _by_error(
-    tried: Iterator[Convention], table: Tensor, sizes: FrameSizes, result: Tensor, largest: Tensor
-) -> list[tuple[float, Convention]]:
-    """The conventions by error, those with the same one in the order in which they come."""
-    found = []
-    for convention in tried:
-        error = _share(result - tokens_of(convention, table, sizes), largest)
-        found.append((error, convention))
-    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
-
-
-def _share(difference: Tensor, largest: Tensor) -> float:
-    """The largest difference, as a share of the result's largest absolute value."""
-    return (difference.abs().max() / largest).item()
-
-
-def rounding_of(table: Tensor, result: Tensor, dtype: str | None = None) -> tuple[str, float]:
-    """The precision of a port, and the largest error that it explains.
-
-    It is ``dtype`` or, without it, the smallest in which the table or the result is stored.
-    """
-    for name, half in HALF.items():
-        if dtype == name or (dtype is None and half in (table.dtype, result.dtype)):
-            return name, HALF_STEPS * torch.finfo(half).eps
-    height, width, _ = table.shape[-3:]
-    return "float32", POSITIONS_IN_FLOAT32 * max(height, width)
+    some = by_error(conventions(sizes), table[..., channels], result[:, channels])
+    best = [convention for _, convention in some[:BEST]]
+    return by_error(best, table, result) + some[BEST:]
 
 
 def verdict(
-    reference: Convention, table: Tensor, size: Any, result: Tensor, dtype: str | None = None
+    reference: Convention, table: Tensor, size: Any, result: Tensor, precision: str = "float32"
 ) -> tuple[bool, list[str]]:
     """Whether a port follows the reference; and in lines how far it and the nearest ones are.
 
-    It does if rounding explains the difference, and if no other convention is much nearer.
+    It does if rounding explains the difference, measured as ``compare`` measures that of a stage,
+    and if no other convention is much nearer.
 
     Args:
         reference: the convention that is expected.
         table: with size and result as for ``identify_resampling``.
         size: see table.
         result: see table.
-        dtype: in which the port computes, if that is not the dtype of the table or the result.
+        precision: in which the port computes, or to which the table or the result was rounded.
 
     Raises:
         ValueError: as ``identify_resampling``; sizes that the reference does not allow.
     """
-    given, sizes, tokens = checked(table, size, result)
-    ranking = ranked(given, sizes, tokens)
-    if all(convention != reference for _, convention in ranking):
+    cells, sizes, tokens = checked(table, size, result)
+    tried = [convention for _, convention in ranked(cells, sizes, tokens)]
+    if reference not in tried:
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
-    precision, limit = rounding_of(table, result, dtype)
-    error = _share(tokens - tokens_of(reference, given, sizes), tokens.abs().max())
-    smallest, _ = ranking[0]
+    error = distance(reference, cells, sizes, tokens)
+    nearest = [(distance(one, cells, sizes, tokens), one) for one in tried[:BEST]]
+    nearest.sort(key=lambda pair: round(pair[0], DECIMALS))
+    smallest, _ = nearest[0]
+
+    limits = {name: limit_of(name, cells) for name in PRECISIONS}
+    limit = limits[precision]
     is_equal = error <= limit and smallest + EXACT >= MUCH_NEARER * error
     if is_equal:
         first = f"equal to the reference, within the rounding of {precision}"
@@ -196,10 +180,13 @@ def verdict(
         first = f"different from the reference; the port follows another, within the rounding of {precision}"
     else:
         first = f"none of the known ones: the nearest is not within the rounding of {precision}"
-    lines = [f"{first} (reference {_percent(error)}, limit {_percent(limit)}). The nearest:"]
-    for off, convention in ranking[:SHOWN]:
+    lines = [f"{first} (reference {100 * error:.3g} %, limit {100 * limit:.3g} %). The nearest:"]
+    for off, convention in nearest[:SHOWN]:
         lines.append(f"{100 * off:10.3g} %  {convention.differences(reference)}")
-    as_near = sum(MUCH_NEARER * other <= smallest + EXACT for other, _ in ranking)
+    wider = [name for name in PRECISIONS if limit < smallest <= limits[name]]
+    if wider:
+        lines.append(f"as large as {wider[0]}'s rounding: if so, say --precision {wider[0]}")
+    as_near = sum(MUCH_NEARER * other <= smallest + EXACT for other, _ in nearest)
     if as_near > 1:
         lines.append(
             f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"
@@ -207,5 +194,15 @@ def verdict(
     return is_equal, lines
 
 
-def _percent(error: float) -> str:
-    return f"{100 * error:.3g} % of the largest value"
+def distance(convention: Convention, table: Array, sizes: FrameSizes, tokens: Array) -> float:
+    """How far tokens are from a convention's: of the worst token or channel, as a share of it."""
+    wanted = convention.tokens(table, sizes)
+    stage = "position_embedding"
+    return max(shares(stage, tokens, wanted, channel_sizes(stage, [wanted], [])).values())
+
+
+def limit_of(precision: str, table: Array) -> float:
+    """What a precision may move a token or channel by, as a share of it; table (H0, W0, C)."""
+    if precision in STEPS:
+        return ROUNDED_STEPS * STEPS[precision]
+    return POSITIONS_IN_FLOAT32 * max(table.shape[:2])

@@ -1,0 +1,83 @@
+"""What the wrong lines of ``mistakes.diff`` call, beside what the port in NumPy has itself.
+
+A matrix (n, n0) resizes one axis, from n0 cells to n.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .format import Array
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+Weights = Mapping[str, Array]  # under transformers' names
+
+
+def by_torch(numbers: Any, size: Sequence[int] | None, **options: Any) -> Array:
+    """Numbers (H, W, C) resized to (h, w) by ``F.interpolate`` with these options.
+
+    Nothing is rounded, and nothing cut at black and white.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    channels = torch.from_numpy(np.array(numbers, np.float32)).permute(2, 0, 1)[None]
+    return F.interpolate(channels, size, **options)[0].permute(1, 2, 0).numpy()
+
+
+def by_matrices(picture: Any, size: Sequence[int], matrix: Callable[[int, int], Array]) -> Array:
+    """A picture resized to (width, height) and rounded, with a matrix for each axis."""
+    rows = matrix(size[1], picture.height)
+    columns = matrix(size[0], picture.width)
+    sums = np.einsum("ij,jkc,lk->ilc", rows, np.asarray(picture), columns, optimize=True)
+    return sums.round()
+
+
+def covered(n: int, n0: int) -> Array:
+    """The matrix that takes the mean of the area which a cell covers."""
+    step = n0 / n
+    starts = np.arange(n)[:, None] * step
+    cells = np.arange(n0)
+    overlap = np.minimum(starts + step, cells + 1) - np.maximum(starts, cells)
+    return np.maximum(overlap, 0) / step
+
+
+def between(n: int, n0: int) -> Array:
+    """OpenCV's for INTER_AREA where a picture becomes larger: mostly one cell, seldom two."""
+    step = n0 / n
+    first = np.floor(np.arange(n) * step)
+    share = np.arange(1, n + 1) - (first + 1) / step
+    return at(first + np.where(share > 0, share % 1, 0), n0)
+
+
+def at(places: Array, n0: int) -> Array:
+    """The matrix that reads the cells at these places (n,) linearly; outside the border's."""
+    distance = np.abs(np.arange(n0) - places.clip(0, n0 - 1)[:, None])
+    return np.maximum(1 - distance, 0)
+
+
+def without(weights: Weights, *ends: str) -> dict[str, Array]:
+    """Weights with zeros in those whose names end so."""
+    changed = dict(weights)
+    for name, numbers in weights.items():
+        if name.endswith(ends):
+            changed[name] = np.zeros_like(numbers)
+    return changed
+
+
+def reread(weights: Weights, *ends: str) -> dict[str, Array]:
+    """Weights whose kernels (outputs, inputs) are read as (inputs, outputs): squares transposed."""
+    changed = dict(weights)
+    for name, numbers in weights.items():
+        if name.endswith(ends):
+            changed[name] = numbers.reshape(numbers.shape[::-1]).T
+    return changed
+
+
+def padded(x: Array, weights: Weights, length: int, position: Any = 0) -> Array:
+    """Tokens (N, C) and padding behind them, ``length`` in all: patches of zeros, with a position."""
+    empty = weights["embeddings.patch_embedding.bias"] + position + np.zeros_like(x[:1])
+    return np.concatenate([x, np.repeat(empty, length - len(x), axis=0)])
