@@ -192,17 +192,17 @@ def compare_recordings(
 
 def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> list[Stage]:
     """The stages that the port wrote, in the order in which data flows, with a precision's limits."""
-    found = []
+    found: list[Stage] = []
     moved = 0.0  # how many grey levels the port's own pixels differ, up to one
-    has_patches = any("patch_embedding" in own for own in port)
     for name in reference.order:
         right = [own[name] for own in reference.stages]
         written = {picture: own[name] for picture, own in enumerate(port) if name in own}
         if not written:
             continue
         limits = dict(reference.limits[name][precision])
-        if name == "position_embedding" and has_patches:
-            written = without_patches(port, reference)
+        if name == "position_embedding" and found and found[-1].name == "patch_embedding":
+            # What the patches differ, whose pixels may be the port's own, does not count again.
+            written = without_patches(written, found[-1])
         else:
             # Who reads the pictures itself has other pixels, and later numbers follow them.
             for measure, limit in reference.limits[name].get(OWN_PIXELS, {}).items():
@@ -216,19 +216,13 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
     return found
 
 
-def without_patches(port: Sequence[Stages], reference: Recording) -> dict[int, Array]:
-    """The port's position embeddings, as if its patch embeddings were the reference's.
-
-    What those differ does not count again.
-    """
-    found = {}
-    for picture, (own, right) in enumerate(zip(port, reference.stages)):
-        if "position_embedding" not in own:
-            continue
-        found[picture] = own["position_embedding"]
-        patches = own.get("patch_embedding", right["patch_embedding"])
-        if patches.shape == right["patch_embedding"].shape:
-            found[picture] = found[picture] - (patches - right["patch_embedding"])
+def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array]:
+    """The port's position embeddings, as if its patch embeddings were the reference's."""
+    found = dict(tokens)
+    for picture, ours in patches.port.items():
+        theirs = patches.reference[picture]
+        if picture in tokens and ours.shape == theirs.shape:
+            found[picture] = tokens[picture] - (ours - theirs)
     return found
 
 

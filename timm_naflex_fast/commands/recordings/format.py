@@ -231,27 +231,25 @@ def read_about(folder: Path) -> dict[str, Any]:
 def _check_about(about: Mapping[str, Any]) -> None:
     """Raise ``LookupError``, ``TypeError`` or ``ValueError`` unless all is there that is read."""
     red, green, blue = about["std"]
-    _check_positive(red, green, blue, *about["table_size"], about["mistakes_tried"] + 1)
+    height, width = about["table_size"]
+    _check_positive(red, green, blue, height, width, about["mistakes_tried"] + 1)
     _check_positive(about["patch_size"], about["max_patches"], about["heads"])
-    _check_positive(len(about["pictures"]))
     for picture in about["pictures"]:
         height, width = picture["size"]
         _check_positive(height, width, *picture["grid"])
         Path(picture["file"], picture["name"])
     names = [stage["name"] for stage in about["stages"]]
-    if names[:1] != ["grid"] or len(set(names)) < len(names):
-        raise ValueError("its stages must begin with grid, and have different names")
+    if names[:1] != ["grid"] or len(set(names)) < len(names) or not about["pictures"]:
+        raise ValueError("it must have pictures, and stages of different names, grid first")
     for stage in about["stages"]:
-        limits = dict(stage["limits"])
-        limits.setdefault(OWN_PIXELS, limits["float32"])
-        for measure in float32_limits(stage["name"]):
-            for precision in (*PRECISIONS, OWN_PIXELS):
-                _check_positive(limits[precision][measure])
+        for precision in {*PRECISIONS, *stage["limits"]}:
+            for measure in float32_limits(stage["name"]):
+                _check_positive(stage["limits"][precision][measure])
     for mistake in about["mistakes"]:
         Path(mistake["name"], mistake["words"])
         names.index(mistake["stage"])
-        for picture in mistake["pictures"]:
-            _check_positive(picture + 1, len(about["pictures"]) - picture)
+        if not set(mistake["pictures"]) <= set(range(len(about["pictures"]))):
+            raise ValueError(f"there is no such picture of mistake {mistake['name']!r}")
 
 
 def _check_positive(*numbers: float) -> None:

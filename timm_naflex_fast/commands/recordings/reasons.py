@@ -33,87 +33,70 @@ def reason_of(
         precision: that of the port.
     """
     first = stages[0]
-    known = []
-    for mistake in possible_mistakes(first.name, reference, port):
-        found = recorded_reason(mistake, stages, parting, reference)
-        if found and (first.name != "grid" or has_its_pixels(mistake, stages, reference)):
-            known.append(found)
+    known = list(recorded_reasons(stages, parting, reference, port))
     if first.name == "position_embedding" and reference.table is not None:
         known += convention_reasons(first, parting, reference)
+
+    def distance(reason: Reason) -> float:
+        is_of_all = len(reason.pictures) == len(parting)
+        return round(reason.times + EVIDENCE * (not is_of_all), 3)
+
     if known:
-        return nearest(known, len(parting))
+        return min(known, key=distance)
     words = precision_hint(first.name, reference, port, precision) or describe(first, parting)
     return Reason(words, False, tuple(parting))
 
 
-def nearest(known: Sequence[Reason], count: int) -> Reason:
-    """The reason whose numbers are nearest to the port's; ``count``: how many pictures part."""
+def recorded_reasons(
+    stages: Sequence[Stage], parting: Sequence[int], reference: Recording, port: Sequence[Stages]
+) -> Iterator[Reason]:
+    """The recorded mistakes that give the port's numbers.
 
-    def distance(reason: Reason) -> float:
-        penalty = 0.0 if len(reason.pictures) == count else EVIDENCE
-        return round(reason.times + penalty, 3)
-
-    return min(known, key=distance)
-
-
-def possible_mistakes(
-    first: str, reference: Recording, port: Sequence[Stages]
-) -> Iterator[Mapping[str, Any]]:
-    """The recorded mistakes that can show at the stage ``first`` and at none before.
-
-    Those that show at a stage before which the port wrote are none of its: it does not part there.
+    A mistake is kept at the first stage that shows it, and at the end: there a port is looked at
+    that did not write the former.
     """
-    written = {name for own in port for name in own}
-    before = reference.order[: reference.order.index(first)]
+    first, last = stages[0], stages[-1]
+    before = reference.order[: reference.order.index(first.name)]
+    not_written = set(before).difference(*port)
     for mistake in reference.about["mistakes"]:
-        shows = mistake["stage"]
-        if shows == first or (shows in before and shows not in written):
-            yield mistake
+        does_not_show = set(range(reference.about["mistakes_tried"])).difference(
+            mistake["pictures"]
+        )
+        if does_not_show.intersection(parting):
+            continue
+        if mistake["stage"] == first.name:
+            stage = first
+        elif mistake["stage"] in not_written:
+            stage = last
+        else:
+            continue
+        found = reason_if(mistake["words"], stage, parting, numbers_of(mistake, stage, reference))
+        # A grid is two numbers, which many mistakes give: the pixels have to be this one's, too.
+        if found and stage.name == "grid" and not has_pixels_of(mistake, stages, reference):
+            continue
+        if found:
+            yield found
 
 
-def recorded_reason(
-    mistake: Mapping[str, Any],
-    stages: Sequence[Stage],
-    parting: Sequence[int],
-    reference: Recording,
-) -> Reason | None:
-    """The mistake as a reason, if it gives the port's numbers.
-
-    A mistake is kept at the first stage that shows it and at the end, so a port that did not write
-    the former is looked at there.
-    """
-    for picture in parting:
-        was_tried = picture < reference.about["mistakes_tried"]
-        if was_tried and picture not in mistake["pictures"]:
-            return None  # the mistake does not show in this picture
-    for stage in (stages[0], stages[-1]):
-        numbers = recorded_numbers(mistake, stage, reference)
-        if numbers:
-            return reason_if(mistake["words"], stage, parting, numbers)
-    return None
-
-
-def has_its_pixels(
-    mistake: Mapping[str, Any], stages: Sequence[Stage], reference: Recording
-) -> bool:
-    """Whether the port has the pixels of a mistake, too: many give the same two numbers of a grid."""
-    for stage in stages:
-        if stage.name == "pixels":
-            numbers = recorded_numbers(mistake, stage, reference)
-            return all(stage.times(picture, mistaken) <= 1 for picture, mistaken in numbers)
-    return False
-
-
-def recorded_numbers(
+def numbers_of(
     mistake: Mapping[str, Any], stage: Stage, reference: Recording
-) -> list[tuple[int, Array]]:
+) -> Iterator[tuple[int, Array]]:
     """The port's pictures of which a mistake's numbers at a stage are recorded, and these."""
-    found = []
     for picture in stage.port:
         name = f"{mistake['name']}/{picture:03}.{stage.name}"
         if name in reference.mistakes:
-            found.append((picture, reference.mistakes[name]))
-    return found
+            yield picture, reference.mistakes[name]
+
+
+def has_pixels_of(
+    mistake: Mapping[str, Any], stages: Sequence[Stage], reference: Recording
+) -> bool:
+    """Whether the port wrote pixels, and they are those of a mistake."""
+    for stage in stages:
+        if stage.name == "pixels":
+            numbers = numbers_of(mistake, stage, reference)
+            return all(stage.times(picture, mistaken) <= 1 for picture, mistaken in numbers)
+    return False
 
 
 def reason_if(
@@ -168,17 +151,15 @@ def convention_reasons(
 def precision_hint(
     first: str, reference: Recording, port: Sequence[Stages], precision: str
 ) -> str | None:
-    """Which wider precision's rounding explains the first stage that parts, in words."""
+    """Which wider precisions' rounding explains the first stage that parts, in words."""
     names = []
     for wider in PRECISIONS[PRECISIONS.index(precision) + 1 :]:
-        for stage in stages_at(wider, reference, port):
-            if stage.name == first and not stage.row().parting:
-                names.append(wider)
+        rows = [stage.row() for stage in stages_at(wider, reference, port) if stage.name == first]
+        if not rows[0].parting:
+            names.append(wider)
     if not names:
         return None
-    if len(names) > 1:
-        names.remove("bfloat16")  # which is the widest
-    which = " or ".join(names)
+    which = " or ".join(names[:-1] or names)  # the last one is the widest
     return (
         f"as large as {which}'s rounding: if the port computes in it, or its weights were rounded "
         f"to it, say --precision {which}"
