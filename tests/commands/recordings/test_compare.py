@@ -97,6 +97,18 @@ def test_precision_is_said_and_the_hint_names_it(precision, which, reference):
     assert sentences(right)[0].startswith(f"equal within {precision}'s rounding, on 10 pictures: ")
 
 
+@pytest.mark.parametrize(("part_of_limit", "stage"), [(0.8, "block_0"), (0.5, "block_1")])
+def test_a_fault_that_grows_is_named_where_it_begins(part_of_limit, stage, reference):
+    limit = min(reference.limits["block_0"]["float32"].values())
+    port = changed(
+        reference,
+        block_0=lambda x: x * (1 + part_of_limit * limit),
+        block_1=lambda x: x * (1 + 10 * limit),
+    )
+    first = compare_recordings(reference, port).first
+    assert (first.stage, len(first.parting)) == (stage, COUNT)
+
+
 def test_who_reads_the_pictures_may_differ_later_as_much_as_its_pixels_do(reference):
     def moved(x):
         return x * 1.001

@@ -20,6 +20,7 @@ from .format import (
     sampled,
 )
 
+NEARLY = 2 / 3  # of its limit: a stage beyond it parts if the next one does
 SMALLEST_SCALE = 1e-3  # of the stage's median: that of a token or channel near zero
 
 
@@ -186,7 +187,13 @@ def compare_recordings(
     if found.first is None:
         return found
     place = rows.index(found.first)
-    reason = reason_of(stages[place:], found.first.parting, reference, port, precision)
+    # A fault may grow from stage to stage, and go beyond a limit after the stage where it is made.
+    while place and rows[place - 1].share > NEARLY * rows[place - 1].limit:
+        place -= 1
+        limits = {measure: NEARLY * limit for measure, limit in stages[place].limits.items()}
+        stages[place] = replace(stages[place], limits=limits)
+        rows[place] = stages[place].row()
+    reason = reason_of(stages[place:], rows[place].parting, reference, port, precision)
     return replace(found, reason=reason)
 
 
