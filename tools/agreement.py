@@ -32,13 +32,14 @@ from timm_naflex_fast.commands.measure.pipelines import (
     transformers_pipeline,
 )
 from timm_naflex_fast.commands.measure.record import inputs_of
-from timm_naflex_fast.commands.recordings.compare import Stage, compare_recordings, stages_at
+from timm_naflex_fast.commands.recordings.compare import compare_recordings
 from timm_naflex_fast.commands.recordings.format import (
     Recording,
     Stages,
     read_port,
     read_recording,
 )
+from timm_naflex_fast.commands.recordings.rule import Stage, stages_at
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 ROOT = Path(__file__).parents[1]

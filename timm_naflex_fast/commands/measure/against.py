@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...names import STRATEGY_NAMES
-from ..recordings.compare import Comparison, Row, Stage, channel_sizes, compare_recordings
+from ..recordings.compare import Comparison, compare_recordings
 from ..recordings.format import Recording, Stages, float32_limits
 from ..recordings.mistakes import mistakes_of
+from ..recordings.rule import Row, Stage, channel_sizes
 from .contenders import BASELINE
 from .pipelines import Pictures, Pipeline, Source, stages_of, timm_pipeline
 from .record import inputs_of, make_recording, with_mistakes

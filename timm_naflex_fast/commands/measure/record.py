@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..recordings.compare import channel_sizes, shares
 from ..recordings.format import (
     FORMAT,
     OWN_PIXELS,
@@ -22,6 +21,7 @@ from ..recordings.format import (
     stage_entry,
 )
 from ..recordings.mistakes import Mistake, known_mistakes
+from ..recordings.rule import channel_sizes, shares
 from .pipelines import Inputs, Pictures, Source, siglip2_weights, stages_of
 
 # Times what was moved: another port rounds at other places.

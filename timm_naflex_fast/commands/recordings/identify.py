@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...batch.layout import FrameSizes, sizes_on_host
-from .compare import channel_sizes, shares
 from .conventions import Convention, conventions
 from .format import PRECISIONS, Array
+from .rule import channel_sizes, shares
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones

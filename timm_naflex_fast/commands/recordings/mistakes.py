@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import wrong_lines
-from .compare import channel_sizes, shares
 from .format import Array, Recording, Stages, Unusable, float32_limits, sampled
+from .rule import channel_sizes, shares
 
 LIST = Path(__file__).with_name("mistakes.diff")
 NAME = "port_in_numpy.py"

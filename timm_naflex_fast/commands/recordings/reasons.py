@@ -4,16 +4,34 @@ Tests: tests/commands/recordings/test_compare.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .compare import Reason, Stage, differences, stages_at
 from .conventions import Convention, conventions
 from .format import PRECISIONS, Array, Recording, Stages, sampled
+from .rule import Stage, differences, stages_at
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a port parts, as far as its numbers tell.
+
+    Attributes:
+        words: what it is.
+        known: whether a known mistake gives the port's numbers.
+        pictures: those of the pictures that part in which it was found.
+        times: how far the port is from that mistake, in limits of the stage; the worst picture's.
+    """
+
+    words: str
+    known: bool
+    pictures: tuple[int, ...]
+    times: float = 0.0
 
 
 def reason_of(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .compare import Comparison, Row
+from .compare import Comparison
+from .rule import Row
 
 MOST = 5  # pictures are named
 
