@@ -1,6 +1,8 @@
 """What the wrong lines of ``mistakes.diff`` call, beside what the port in NumPy has itself.
 
 A matrix (n, n0) resizes one axis, from n0 cells to n.
+
+Tests: tests/commands/recordings/test_mistakes.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
