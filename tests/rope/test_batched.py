@@ -30,13 +30,17 @@ def batches(draw):
 
 @st.composite
 def ropes(draw, kind):
-    options = {
-        "temperature": draw(st.sampled_from([10.0, 100.0, 10000.0])),
-        "grid_offset": draw(st.sampled_from([0.0, 0.5, -0.25])),
-        "grid_indexing": draw(st.sampled_from(["ij", "xy"])),
-        "rotate_half": draw(st.booleans()),
-        "mrope_section": draw(st.sampled_from([(2, 3, 3), (8, 12, 12), (6, 1, 1)])),
-    }
+    options = draw(
+        st.fixed_dictionaries(
+            {
+                "temperature": st.sampled_from([10.0, 100.0, 10000.0]),
+                "grid_offset": st.sampled_from([0.0, 0.5, -0.25]),
+                "grid_indexing": st.sampled_from(["ij", "xy"]),
+                "rotate_half": st.booleans(),
+                "mrope_section": st.sampled_from([(2, 3, 3), (8, 12, 12), (6, 1, 1)]),
+            }
+        )
+    )
     if kind == "axial" and NEW_TIMM and draw(st.booleans()):
         side = st.integers(1, 20)
         options["ref_feat_shape"] = draw(st.tuples(side, side))

@@ -99,8 +99,7 @@ def read_rope(module: Any) -> Rope | str:
     if settings.get("normalize_coords", "separate") != "separate":
         return "rotary embeddings whose axes are divided by one length"
     # Older timm stretches the largest grid of a batch to it, and the others along with that one.
-    ref_feat_shape = settings.get("ref_feat_shape")
-    if ref_feat_shape is not None and "grid_type" not in settings:
+    if settings.get("ref_feat_shape") is not None and "grid_type" not in settings:
         return "rotary embeddings with a ref_feat_shape"
     # Older timm computes DINOv3's angles in the model's dtype, and in one order of the axes.
     if is_dinov3 and not hasattr(module, "get_batch_embeds"):
@@ -111,7 +110,7 @@ def read_rope(module: Any) -> Rope | str:
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
         centered=grid_type == "centered",
         offset=settings.get("grid_offset", 0.0),
-        ref_feat_shape=ref_feat_shape,
+        ref_feat_shape=settings.get("ref_feat_shape"),
     )
 
 
