@@ -7,15 +7,11 @@ mode is a port.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
-
-import numpy as np
 
 from ...names import STRATEGY_NAMES
 from ..recordings.compare import Comparison, compare_recordings
-from ..recordings.format import Recording, Stages, float32_limits
+from ..recordings.format import Recording, Stages
 from ..recordings.mistakes import mistakes_of
-from ..recordings.rule import Row, Stage, channel_sizes
 from .contenders import BASELINE
 from .pipelines import Pictures, Pipeline, Source, stages_of, timm_pipeline
 from .record import inputs_of, make_recording, with_mistakes
@@ -49,61 +45,40 @@ def against_transformers(
         pipeline = timm_pipeline(source.model, source.max_patches, interpolation, name)
         # A mode changes nothing of how pictures are read: of the modes, the towers are compared.
         is_read = name == BASELINE and not same_patches
-        port = port_of(pipeline, reference, pictures if is_read else [])
-        found[name] = compared(port, reference)
+        own = pictures if is_read else []
+        found[name] = compared(pipeline, reference, own)
         first = found[name].first
         if first:
             # Only now a reason is needed, and no mistake behind this stage is one.
             order = ["picture", *reference.order]
-            until = order.index(first.stage)
-            mistakes = []
-            for mistake in mistakes_of(len(source.model.blocks)):
-                if order.index(mistake.start) <= until:
-                    mistakes.append(mistake)
+            possible = order[: order.index(first.stage) + 1]
+            mistakes = mistakes_of(len(source.model.blocks))
+            mistakes = [mistake for mistake in mistakes if mistake.start in possible]
             known = with_mistakes(reference, source.model, pictures, mistakes)
-            found[name] = compared(port, known)
+            found[name] = compared(pipeline, known, own)
     return found
 
 
-class Port(NamedTuple):
-    """What timm makes of pictures: its tower of the other library's pixels, and all on its own."""
+def compared(pipeline: Pipeline, reference: Recording, pictures: Pictures) -> Comparison:
+    """Compare timm's tower from the reference's pixels; before it what timm reads of ``pictures``.
 
-    tower: list[Stages]
-    own: list[Stages]  # none where timm reads no pictures
-
-
-def port_of(pipeline: Pipeline, reference: Recording, pictures: Pictures) -> Port:
-    """Run timm on the reference's pixels and, where there are some, on pictures."""
-    inputs = inputs_of(reference.stages, reference.about["max_patches"])
-    tower = []
-    for made in stages_of(inputs, pipeline.tower(inputs)):
-        tower.append({stage: made[stage] for stage in made if stage not in READ})
-    if not pictures:
-        return Port(tower, [])
-    read = pipeline.read(pictures)
-    return Port(tower, stages_of(read, pipeline.tower(read)))
-
-
-def compared(port: Port, reference: Recording) -> Comparison:
-    """Compare what timm read, then its tower from the same pixels; and what it gives in the end."""
-    tower = replace(compare_recordings(reference, port.tower), not_written=[])
-    if not port.own:
-        return tower
-    own = [{stage: made[stage] for stage in READ} for made in port.own]
-    read = compare_recordings(reference, own)
-    rows = [*read.rows, *tower.rows, end_to_end(port, reference)]
-    return replace(tower, rows=rows, reason=read.reason or tower.reason)
-
-
-def end_to_end(port: Port, reference: Recording) -> Row:
-    """The last stage from timm's own pixels, which nothing judges.
-
-    A rounded pixel moves what follows, and nothing tells by how much it may.
+    And behind it the last stage from these. Nothing judges that: a rounded pixel moves what follows.
     """
-    last = reference.order[-1]
-    right = [own[last] for own in reference.stages]
-    made = {number: np.float64(own[last]) for number, own in enumerate(port.own)}
-    sizes = channel_sizes(last, right, reference.about["std"])
-    limits = dict.fromkeys(float32_limits(last), inf)
-    row = Stage(last, right, made, sizes, limits).row()
-    return replace(row, stage=f"{last} (end to end)")
+    inputs = inputs_of(reference.stages, reference.about["max_patches"])
+    made = stages_of(inputs, pipeline.tower(inputs))
+    tower = compare_recordings(reference, [without_read(stages) for stages in made])
+    tower = replace(tower, not_written=[])
+    if not pictures:
+        return tower
+    read = pipeline.read(pictures)
+    own = compare_recordings(reference, stages_of(read, pipeline.tower(read)))
+    first = [row for row in own.rows if row.stage in READ]
+    last = own.rows[-1]
+    last = replace(last, stage=f"{last.stage} (end to end)", limit=inf, parting=())
+    reason = own.reason if any(row.parting for row in first) else tower.reason
+    return replace(tower, rows=[*first, *tower.rows, last], reason=reason)
+
+
+def without_read(stages: Stages) -> Stages:
+    """The stages that a tower computes."""
+    return {stage: stages[stage] for stage in stages if stage not in READ}

@@ -123,16 +123,11 @@ def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[s
 
     limits: dict[str, dict[str, Any]] = {}
     for stage in right[0]:
-        least = float32_limits(stage)
-        own: dict[str, dict[str, float]] = {"float32": least}
+        own = {"float32": float32_limits(stage)}
         for name, made in found.items():
-            moved = largest_shares(stage, made, right, source.std)
-            own[name] = {}
-            for measure, smallest in least.items():
-                limit = max(smallest, min(ROOM[name] * moved[measure], ALL))
-                own[name][measure] = float(f"{limit:.2e}")
+            own[name] = wider(stage, made, right, source.std, ROOM[name])
         if stage in ("grid", "pixels"):
-            own["tf32"] = least
+            own["tf32"] = own["float32"]
             del own[OWN_PIXELS]  # which are the pixels themselves
         else:
             own["tf32"] = {measure: 2 * limit for measure, limit in own["float16"].items()}
@@ -140,16 +135,17 @@ def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[s
     return limits
 
 
-def largest_shares(
-    stage: str, ours: Sequence[Stages], right: Sequence[Stages], std: Sequence[float]
+def wider(
+    stage: str, ours: Sequence[Stages], right: Sequence[Stages], std: Sequence[float], room: float
 ) -> dict[str, float]:
-    """By how much a stage differs, in the worst picture by each measure."""
+    """A stage's limits by measure, those beyond float32's: ``room`` times what the worst picture has."""
     sizes = channel_sizes(stage, [own[stage] for own in right], std)
-    largest = dict.fromkeys(float32_limits(stage), 0.0)
+    limits = float32_limits(stage)
     for made, own in zip(ours, right):
         for measure, share in shares(stage, made[stage], own[stage], sizes).items():
-            largest[measure] = max(largest[measure], share)
-    return largest
+            limit = float(f"{min(room * share, ALL):.2e}")
+            limits[measure] = max(limits[measure], limit)
+    return limits
 
 
 def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:

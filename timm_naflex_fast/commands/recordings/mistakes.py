@@ -33,7 +33,7 @@ class Mistake(NamedTuple):
     Attributes:
         name: in names of arrays.
         words: what it is.
-        start: where the port begins: at the "picture", at the resized "image", or at a stage.
+        start: where the port begins: at the "picture", or at a stage.
         lines: each is a right part of the port's text, and then the lines that stand there instead.
     """
 
@@ -120,13 +120,13 @@ class Port:
         Less where it cannot be computed: with a number of heads that does not divide the width, say.
 
         Args:
-            start: the first stage, made of what the reference has there; or "picture".
+            start: the first stage, made of what the reference has before it; or "picture".
             picture: a PIL image in RGB.
             right: the reference's stages.
             wanted: the stages that are made; what follows another one is not.
         """
-        grid, x = right["grid"], self.before(start, right)
-        order = list(right)
+        order = ["picture", *right]
+        grid, x = right["grid"], right.get(order[order.index(start) - 1])
         made: Stages = {}
         try:
             if start == "picture":
@@ -145,17 +145,6 @@ class Port:
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             pass
         return made
-
-    def before(self, stage: str, right: Stages) -> Array:
-        """What a stage of a reference was made of; of the pixels the resized image, from 0 to 255."""
-        order = ["picture", *right]
-        if stage != "pixels":
-            return right.get(order[order.index(stage) - 1], right["pixels"])
-        h, w = right["grid"]
-        side = self.about["patch_size"]
-        patches = right["pixels"].reshape(h, w, side, side, 3).swapaxes(1, 2)
-        image = patches.reshape(h * side, w * side, 3) * self.about["std"] + self.about["mean"]
-        return 255 * image
 
 
 def with_lines(text: str, mistake: Mistake) -> str:
@@ -243,8 +232,8 @@ def agreed_stages(recording: Recording, weights: Mapping[str, Array], count: int
     ``count``: pictures that are looked at.
     """
     port = Port(recording, weights)
-    agreed = []
-    for stage in recording.order[1:]:
+    agreed = ["pixels"]
+    for stage in recording.order[2:]:
         for number, right in enumerate(recording.stages[:count]):
             made = port.made(stage, None, right, [stage])
             if not made or first_shown(made, number, recording):
