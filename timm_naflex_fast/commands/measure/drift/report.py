@@ -76,7 +76,7 @@ def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list
 
     Args:
         survey: what was measured.
-        record: what report.json holds: see docs/json.md.
+        record: what report.json holds: see docs/commands.md.
         folder: is there.
 
     Raises:
