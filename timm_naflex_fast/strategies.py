@@ -26,9 +26,9 @@ from .resampling.tables import Tables
 class Strategy:
     """One way to resample position tables. It has no state.
 
-    ``resample(tables, sizes, how)`` gives each size with the embeddings
-    (h*w, C) of its grid; one at a time, if possible. Those of one table are in ``how.dtype``, or the
-    table itself; those of two are cast to ``how.token_dtype`` before they are added. Only the eager
+    ``resample(tables, sizes, resampling)`` gives each size with the embeddings
+    (h*w, C) of its grid; one at a time, if possible. Those of one table are in ``resampling.dtype``, or the
+    table itself; those of two are cast to ``resampling.token_dtype`` before they are added. Only the eager
     backend calls it, also inside the compiled operator. The traceable backend computes the result
     of ``reference`` in its own form.
 
@@ -53,21 +53,21 @@ class Strategy:
     for_grid_sample: StrategyName | None = None
 
 
-def by_sums(tables: Tables, sizes: Iterable[Size], how: Resampling) -> Embeddings:
+def sparse_sums(tables: Tables, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
     """Sparse sums of one table; thin products of two."""
-    return tables.by_sums(sizes, how)
+    return tables.sparse_sums(sizes, resampling)
 
 
-def by_interpolate(tables: Tables, sizes: Iterable[Size], how: Resampling) -> Embeddings:
-    """timm's own calls of ``F.interpolate``, in float32 whatever ``how.dtype`` is."""
+def interpolated(tables: Tables, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
+    """timm's own calls of ``F.interpolate``, in float32 whatever ``resampling.dtype`` is."""
     for size in sizes:
-        yield size, tables.by_interpolate(size, how)
+        yield size, tables.interpolated(size, resampling)
 
 
 # ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
-    Strategy("interpolate_cached", by_interpolate, runs_on_any_device=True, resizes_square=True),
-    Strategy("grid_sample", by_sums, reference=FLAG, for_grid_sample="grid_sample"),
-    Strategy("matmul", by_sums, for_grid_sample="grid_sample"),
+    Strategy("interpolate_cached", interpolated, runs_on_any_device=True, resizes_square=True),
+    Strategy("grid_sample", sparse_sums, reference=FLAG, for_grid_sample="grid_sample"),
+    Strategy("matmul", sparse_sums, for_grid_sample="grid_sample"),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

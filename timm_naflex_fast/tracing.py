@@ -89,6 +89,8 @@ def _is_recorded() -> bool:
     return _has_key(_PRE_DISPATCH)
 
 
+# PyTorch has no public question for these. All are there in torch 2.4, the oldest that is served,
+# to 2.15; so are ``_functorch.peek_interpreter_stack`` and ``is_legacy_batchedtensor`` below.
 _mode = torch._C._get_dispatch_mode
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _FAKE = torch._C._TorchDispatchModeKey.FAKE

@@ -80,7 +80,7 @@ def test_equals_the_eager_backend_rounded_as_often(
 ):
     is_large = shapes[0][0] >= 128
     if is_large:
-        monkeypatch.setattr(by_position, "by_product", None)  # without antialiasing it is gathered
+        monkeypatch.setattr(by_position, "one_product", None)  # without antialiasing it is gathered
     spec = kind.spec_of(ResizeSpec(mode, not is_large, is_large, ar_preserving))
     tables = kind(tuple(torch.randn(*shape, 16).to(dtype).requires_grad_() for shape in shapes))
 

@@ -10,7 +10,7 @@ import timm_naflex_fast
 STRATEGY = '''
 def by_loop(tables, sizes, how):
     """Products of dense matrices, grid by grid."""
-    return tables.by_definition(sizes, how.spec, how.token_dtype)
+    return tables.dense_products(sizes, how.spec, how.token_dtype)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)

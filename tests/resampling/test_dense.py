@@ -41,7 +41,7 @@ def by_ours(x, table):
     return add_pos_embed_(x * 1, table, WITHOUT_LAST_CELL, mode="bicubic")
 
 
-def by_definition(x, table):
+def dense_products(x, table):
     embeddings = reference(table.double(), (4, 5), ResizeSpec("bicubic")).flatten(0, 1)
     return x + embeddings[None, :19].flip(1)
 
@@ -61,7 +61,7 @@ def test_second_derivatives_without_the_last_cell(is_frozen):
     x = torch.randn(1, 19, 4)
     table = torch.randn(6, 5, 4)
     found = []
-    for add in (by_ours, by_definition):
+    for add in (by_ours, dense_products):
         inputs = [x.clone(), table.clone()]
         leaves = inputs[:1] if is_frozen else inputs
         for leaf in leaves:

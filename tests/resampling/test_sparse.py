@@ -52,7 +52,7 @@ def test_grids_of_one_height_share_the_sum_along_y(sums, spec):
     table = torch.randn(32, 32, 4)
     got = dict(resample(table, ONE_HEIGHT, spec, torch.float32))
     assert len(sums) == 1 + 3
-    exact = LearnedTable((table,)).by_definition(ONE_HEIGHT, spec, torch.float64)
+    exact = LearnedTable((table,)).dense_products(ONE_HEIGHT, spec, torch.float64)
     for size, want in exact:
         torch.testing.assert_close(got[size].double(), want, atol=5e-6, rtol=0)
 

@@ -10,7 +10,6 @@ is kept.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ def resample(table: LearnedTable, sizes: Sizes, spec: ResizeSpec, strategy: Stra
     plan = sizes.plan(table.tensors[0], spec)
     tokens = sum(in_grid + after for in_grid, after in plan.counts)
     device = table.tensors[0].device
-    out = torch.zeros(tokens, table.channels, dtype=plan.how.token_dtype, device=device)
+    out = torch.zeros(tokens, table.channels, dtype=plan.resampling.token_dtype, device=device)
     add_plan(out, table, plan, strategy)
     if sizes.length is None:
         return out
@@ -51,7 +50,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
         return
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
-        _add_at_once(x, strategy.resample(tables, plan.groups, plan.how), plan)
+        _add_at_once(x, strategy.resample(tables, plan.groups, plan.resampling), plan)
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(tensor.requires_grad for tensor in tables.tensors)
@@ -61,7 +60,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
 
     if watched:
         with torch.no_grad():
-            _add_at_once(x, strategy.resample(tables, plan.groups, plan.how), plan)
+            _add_at_once(x, strategy.resample(tables, plan.groups, plan.resampling), plan)
     else:
         write(x, tables, plan, strategy, is_frozen=not trains)
 
@@ -77,7 +76,7 @@ def write(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy, *, is_froze
         if is_frozen and x.is_cpu:
             embeddings = _kept_embeddings(tables, plan, strategy)
         else:
-            embeddings = strategy.resample(tables, plan.groups, plan.how)
+            embeddings = strategy.resample(tables, plan.groups, plan.resampling)
         for size, of_grid in embeddings:
             tokens.add(plan.groups[size], of_grid)
 
@@ -86,23 +85,21 @@ def _kept_embeddings(
     tables: Tables, plan: Plan, strategy: Strategy
 ) -> Iterable[tuple[Size, Tensor]]:
     """The embeddings of each grid: what is kept of the tables, and the rest from the strategy."""
-    how = plan.how
-    own_size = tables.own_size(how.spec)  # its embeddings are the table: nothing is summed
+    resampling = plan.resampling
+    own_size = tables.own_size(resampling.spec)  # its embeddings are the table: nothing is summed
     cells_summed = sum(h * w for h, w in plan.groups if (h, w) != own_size)
     cells_compared = sum(table.numel() // table.shape[-1] for table in tables.tensors)
     # To compare the tables costs two reads of each of their cells; to sum, about eight reads of
     # each cell of a grid. So a table that is much larger than its grids is never compared.
     if 2 * cells_compared >= 8 * cells_summed:
-        return strategy.resample(tables, plan.groups, how)
+        return strategy.resample(tables, plan.groups, resampling)
 
-    def make(copies: tuple[Tensor, ...], keys: list[Any]) -> Iterable[tuple[Any, Tensor]]:
-        of_copies = type(tables)(copies)
-        for size, of_grid in strategy.resample(of_copies, [key[0] for key in keys], how):
-            yield (size, strategy.name, how), of_grid.to(how.token_dtype)
+    def make(sources: tuple[Tensor, ...], sizes: Iterable[Size]) -> Iterable[tuple[Size, Tensor]]:
+        for size, of_grid in strategy.resample(type(tables)(sources), sizes, resampling):
+            yield size, of_grid.to(resampling.token_dtype)
 
-    keys = [(size, strategy.name, how) for size in plan.groups]
-    made = kept.kept_of_sources(tables.tensors, keys, make)
-    return ((size, of_grid) for (size, _, _), of_grid in made)
+    options = strategy.name, resampling
+    return kept.kept_of_sources(tables.tensors, plan.groups, make, options)
 
 
 def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watched: bool) -> None:
@@ -112,7 +109,7 @@ def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watc
     """
     if watched:
         # ``allow_mutation_on_saved_tensors`` copies ``x`` at the first write, and looks it up as it
-        # was saved: this has to come before autograd hears of the change.
+        # was saved: this has to come before autograd hears of the change. -0.0 changes no number.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)
     if trains:
@@ -137,7 +134,7 @@ def gradients(
     They are in float32 at least.
     """
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    dtype = torch.promote_types(plan.how.dtype, g.dtype)
+    dtype = torch.promote_types(plan.resampling.dtype, g.dtype)
     if not plan.groups or not plan.counts:  # no tokens; a batch of plain images has a group even so
         return [g.new_zeros(shape, dtype=dtype) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
@@ -149,7 +146,9 @@ def gradients(
         def gradient_of(size: Size) -> Tensor:
             return tokens.sum_over_samples(plan.groups[size], dtype)
 
-        return kind.gradients(plan.groups, gradient_of, shapes, plan.how.spec, dtype, g.device)
+        return kind.gradients(
+            plan.groups, gradient_of, shapes, plan.resampling.spec, dtype, g.device
+        )
 
 
 def _gradients_by_autograd(
@@ -161,6 +160,8 @@ def _gradients_by_autograd(
         for shape in shapes:
             zeros.append(torch.zeros(*shape, dtype=torch.float64, device=g.device))
             zeros[-1].requires_grad_()
-        embeddings = kind(tuple(zeros)).by_definition(plan.groups, plan.how.spec, torch.float64)
+        embeddings = kind(tuple(zeros)).dense_products(
+            plan.groups, plan.resampling.spec, torch.float64
+        )
         tokens = assemble(plan, embeddings).view(g.shape)
     return torch.autograd.grad(tokens, zeros, g.double(), create_graph=torch.is_grad_enabled())

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch.checks import MAX_COORDINATE
+from ..batch.checks import MAX_COORDINATE, most_cells
 from ..batch.grids import grid_sizes_from_coord, whole_numbers
 from ..resampling.by_position import TokenPositions
 from ..resampling.spec import ResizeSpec
@@ -78,7 +78,7 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
         return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 
     in_grid = torch.arange(length, device=coord.device) < h * w  # (B, N)
-    no_grid = (h < 1) | (w < 1) | (h * w > 64 * length + 4096)  # (B, 1)
+    no_grid = (h < 1) | (w < 1) | (h * w > most_cells(length))  # (B, 1)
     wrong = (in_grid & (coord < 0).any(-1)) | no_grid  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.

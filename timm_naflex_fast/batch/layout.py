@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..resampling.spec import Resampling, ResizeSpec, Size
 from ..tracing import Context
-from .checks import check_numbers
+from .checks import check_numbers, most_cells
 from .grids import read_grids
 from .plan import Group, Plan, TokenCounts
 
@@ -302,7 +302,7 @@ def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> 
     square too. ``is_square``: the square around the grid is resized.
     """
     h, w = grid
-    most = 64 * length + 4096
+    most = most_cells(length)
     cells = max(h, w) ** 2 if is_square else h * w
     if cells > most:
         raise ValueError(

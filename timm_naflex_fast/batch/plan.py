@@ -37,4 +37,4 @@ class Plan(NamedTuple):
 
     groups: dict[Size, Group]
     counts: TokenCounts
-    how: Resampling
+    resampling: Resampling

@@ -48,7 +48,7 @@ def resized(positions: TokenPositions, spec: ResizeSpec, own_size: Size | None) 
     return TokenPositions(to_h, to_w, y, x)
 
 
-def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
+def reads_few_cells(table: Tensor, spec: ResizeSpec) -> bool:
     """Whether gathered taps cost less than one product.
 
     On a CPU from 128 rows on, bilinear from 32 (measured).
@@ -58,7 +58,7 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
     return not spec.antialias and 8 * taps <= table.shape[0]
 
 
-def by_line(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
+def resized_lines(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
     """The line (..., C) of each position (...) from lines (N0, C) of one axis, resized to n."""
     lines = lines.to(unrounded_dtype(lines))
     # All tokens of the batch in one product: a graph that serves every grid has no loop over them.
@@ -66,7 +66,7 @@ def by_line(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Ten
     return product(weights.flatten(0, -2), lines).unflatten(0, position.shape)
 
 
-def by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+def one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """One product with a row of H0*W0 weights for each token: (B, N, C)."""
     h0, w0, _ = table.shape
     dtype = unrounded_dtype(table)
@@ -78,7 +78,7 @@ def by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Te
     return embeddings.unflatten(0, positions.y.shape)
 
 
-def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+def gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The same in float32 by one gathered row of the table for each pair of taps."""
     h0, w0, _ = table.shape
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
@@ -94,14 +94,14 @@ def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tenso
     return embeddings
 
 
-def by_axes(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+def product_per_axis(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """A table (H0, W0, C) resized to one grid by a product for each axis: (1, h*w, C).
 
     ``positions`` of its rows (1, h), and of its columns (1, w).
     """
     _, w0, channels = table.shape
     # Along y a row of the table is one long line (W0*C).
-    after_y = by_line(table.flatten(1), positions.y, positions.h, spec)  # (1, h, W0*C)
+    after_y = resized_lines(table.flatten(1), positions.y, positions.h, spec)  # (1, h, W0*C)
     after_y = after_y.view(-1, w0, channels)  # (h, W0, C)
     a_w = axis_weights(positions.x[0], positions.w[0], w0, spec).to(after_y.dtype)  # (w, W0)
     return product(a_w, after_y).flatten(0, 1)[None]

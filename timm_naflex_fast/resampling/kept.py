@@ -134,7 +134,8 @@ def pinned(result: Result, device: torch.device) -> Result:
 def kept_of_sources(
     sources: Sources,
     keys: Iterable[Key],
-    make: Callable[[Sources, list[Key]], Iterable[tuple[Key, Tensor]]],
+    make: Callable[[Sources, Iterable[Key]], Iterable[tuple[Key, Tensor]]],
+    options: Hashable = None,
 ) -> Iterable[tuple[Key, Tensor]]:
     """The tensors of some keys, each with its key: what is kept, and the rest from ``make``.
 
@@ -145,14 +146,15 @@ def kept_of_sources(
         sources: on a CPU.
         keys: of the tensors.
         make: ``make(sources, keys)`` computes those of the keys that are missing.
+        options: what else the tensors depend on.
     """
     entry = _entry_of(sources)
     if entry is None:
-        return make(sources, list(keys))
+        return make(sources, keys)
     found = []
     missing = []
     for key in keys:
-        tensor = entry.tensors.get(key)
+        tensor = entry.tensors.get((key, options))
         if tensor is None:
             missing.append(key)
         else:
@@ -164,7 +166,7 @@ def kept_of_sources(
                 # A part of something larger would keep all of it in memory.
                 if tensor.untyped_storage().nbytes() > tensor.nbytes:
                     tensor = tensor.clone(memory_format=torch.contiguous_format)
-                _keep_tensor(_place(sources), entry, key, tensor)
+                _keep_tensor(_place(sources), entry, (key, options), tensor)
                 found.append((key, tensor))
     return found
 

@@ -19,7 +19,7 @@ class Reference:
     Args:
         name: of the result, in operators and in ``repr``.
         embeds_padding: tokens after those of the grid get the embedding of the cell that they name.
-        takes_own_size_as_it_is: a grid of a learned table's own size gets the table, not resized.
+        skips_own_size: a grid of a learned table's own size gets the table, not resized.
         antialiases: it can widen the filter where the table is made smaller.
         samples: it reads the table at float32 positions, by ``F.grid_sample``; if not, it resizes
             by ``F.interpolate``.
@@ -29,7 +29,7 @@ class Reference:
 
     name: str
     embeds_padding: bool
-    takes_own_size_as_it_is: bool
+    skips_own_size: bool
     antialiases: bool
     samples: bool
     rounds_by_batch: bool
@@ -41,7 +41,7 @@ class Reference:
 LOOP = Reference(
     "interpolate",
     embeds_padding=False,
-    takes_own_size_as_it_is=True,
+    skips_own_size=True,
     antialiases=True,
     samples=False,
     rounds_by_batch=False,
@@ -51,7 +51,7 @@ LOOP = Reference(
 FLAG = Reference(
     "grid_sample",
     embeds_padding=True,
-    takes_own_size_as_it_is=False,
+    skips_own_size=False,
     antialiases=False,
     samples=True,
     rounds_by_batch=False,
@@ -62,7 +62,7 @@ in newer releases."""
 OLDER_FLAG = Reference(
     "affine_grid",
     embeds_padding=True,
-    takes_own_size_as_it_is=False,
+    skips_own_size=False,
     antialiases=False,
     samples=True,
     rounds_by_batch=True,
@@ -96,7 +96,7 @@ class ResizeSpec(NamedTuple):
 
     def takes_table_itself(self, grid: Size, table_size: tuple[int, ...]) -> bool:
         """Whether the embeddings of a grid are a learned table itself, because the sizes match."""
-        return grid == table_size and self.reference.takes_own_size_as_it_is
+        return grid == table_size and self.reference.skips_own_size
 
     def resized_size(self, h: int, w: int) -> Size:
         """The size to which the table is resized for a grid (h, w), before the crop."""

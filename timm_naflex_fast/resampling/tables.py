@@ -48,21 +48,21 @@ class _Tables:
         """The size of the grid whose embeddings are the table itself; None if there is none."""
         return None
 
-    def by_definition(
+    def dense_products(
         self, sizes: Iterable[Size], spec: ResizeSpec, token_dtype: torch.dtype
     ) -> Embeddings:
         """The embeddings of each size by dense matrices. PyTorch can derive them again."""
         # Once for all sizes. Neither autocast nor TF32 rounds a product in float64.
         exact = type(self)(tuple(tensor.double() for tensor in self.without_leading_1))
         for size in sizes:
-            how = spec
+            of_size = spec
             if size == self.own_size(spec):
-                how = spec._replace(ar_preserving=False)  # then both matrices are identities
+                of_size = spec._replace(ar_preserving=False)  # then both matrices are identities
             device = exact.tensors[0].device
-            rows, columns = dense.axis_matrices(*size, self.size, how, device)
-            yield size, exact.by_matrices(rows, columns, token_dtype)
+            rows, columns = dense.axis_matrices(*size, self.size, of_size, device)
+            yield size, exact.product_with(rows, columns, token_dtype)
 
-    def by_matrices(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
+    def product_with(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
         """The embeddings (h*w, C) by the matrices (h, H0) and (w, W0), float64 like the tables."""
         raise NotImplementedError
 
@@ -87,23 +87,23 @@ class LearnedTable(_Tables):
 
     def own_size(self, spec: ResizeSpec) -> Size | None:
         """The table's own, which timm's loop does not resize."""
-        return self.size if spec.reference.takes_own_size_as_it_is else None
+        return self.size if spec.reference.skips_own_size else None
 
-    def by_sums(self, sizes: Iterable[Size], how: Resampling) -> Embeddings:
-        """The embeddings of each size by sparse sums, in ``how.dtype``."""
-        return sparse.resample(self.tensors[0], sizes, how.spec, how.dtype)
+    def sparse_sums(self, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
+        """The embeddings of each size by sparse sums, in ``resampling.dtype``."""
+        return sparse.resample(self.tensors[0], sizes, resampling.spec, resampling.dtype)
 
-    def by_interpolate(self, size: Size, how: Resampling) -> Tensor:
+    def interpolated(self, size: Size, resampling: Resampling) -> Tensor:
         """The embeddings (h*w, C) by timm's own call of ``F.interpolate``, in float32."""
         h, w = size
         resized = self.tensors[0]
-        if size != self.own_size(how.spec):
-            resized = interpolate(resized, how.spec.resized_size(h, w), how.spec)
-            if how.spec.ar_preserving:
+        if size != self.own_size(resampling.spec):
+            resized = interpolate(resized, resampling.spec.resized_size(h, w), resampling.spec)
+            if resampling.spec.ar_preserving:
                 resized = resized[:, :h, :w]
         return resized.reshape(h * w, -1)
 
-    def by_matrices(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
+    def product_with(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
         """The definition itself."""
         return dense.definition(rows, self.tensors[0], columns)
 
@@ -111,7 +111,11 @@ class LearnedTable(_Tables):
         """The embeddings (B, N, C) of tokens by their positions, in a graph."""
         (table,) = self.without_leading_1
         # Both give the same sums. Which one costs less, the table's size tells.
-        by = by_position.by_taps if by_position.few_taps(table, spec) else by_position.by_product
+        by = (
+            by_position.gathered_taps
+            if by_position.reads_few_cells(table, spec)
+            else by_position.one_product
+        )
         positions = by_position.resized(positions, spec, self.own_size(spec))
         return by(table, positions, spec).to(token_dtype)
 
@@ -124,7 +128,7 @@ class LearnedTable(_Tables):
         """
         (table,) = self.without_leading_1
         positions = by_position.resized(positions, spec, self.own_size(spec))
-        return by_position.by_axes(table, positions, spec).to(token_dtype)
+        return by_position.product_per_axis(table, positions, spec).to(token_dtype)
 
 
 class FactorizedTables(_Tables):
@@ -146,21 +150,25 @@ class FactorizedTables(_Tables):
         of_lines = OLDER_FLAG if spec.reference.samples else LOOP
         return ResizeSpec("linear", False, False, spec.ar_preserving, of_lines)
 
-    def by_sums(self, sizes: Iterable[Size], how: Resampling) -> Embeddings:
+    def sparse_sums(self, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
         """By definition: two thin products, which sparse sums do not beat."""
-        return self.by_definition(sizes, how.spec, how.token_dtype)
+        return self.dense_products(sizes, resampling.spec, resampling.token_dtype)
 
-    def by_interpolate(self, size: Size, how: Resampling) -> Tensor:
+    def interpolated(self, size: Size, resampling: Resampling) -> Tensor:
         """The embeddings (h*w, C) by timm's own calls of ``F.interpolate``, in float32."""
         lines = []
         # timm resizes a line only if its length differs, and crops it after that.
-        for table, keep, length in zip(self.tensors, size, how.spec.resized_size(*size)):
-            line = table if table.shape[-2] == length else interpolate(table, (length,), how.spec)
-            lines.append(line.flatten(0, -2)[:keep].to(how.token_dtype))
+        for table, keep, length in zip(self.tensors, size, resampling.spec.resized_size(*size)):
+            line = (
+                table
+                if table.shape[-2] == length
+                else interpolate(table, (length,), resampling.spec)
+            )
+            lines.append(line.flatten(0, -2)[:keep].to(resampling.token_dtype))
         y, x = lines  # (h, C), (w, C)
         return (y[:, None] + x).flatten(0, 1)
 
-    def by_matrices(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
+    def product_with(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
         """The sums of two products."""
         lines_y, lines_x = self.tensors
         y = (rows @ lines_y).to(token_dtype)  # (h, C)
@@ -171,8 +179,8 @@ class FactorizedTables(_Tables):
         """The embeddings (B, N, C) of tokens by their positions, in a graph."""
         lines_y, lines_x = self.without_leading_1
         h, w, y, x = by_position.resized(positions, spec, own_size=None)
-        of_y = by_position.by_line(lines_y, y, h, spec).to(token_dtype)
-        of_x = by_position.by_line(lines_x, x, w, spec).to(token_dtype)
+        of_y = by_position.resized_lines(lines_y, y, h, spec).to(token_dtype)
+        of_x = by_position.resized_lines(lines_x, x, w, spec).to(token_dtype)
         return of_y + of_x
 
     def on_grid(
