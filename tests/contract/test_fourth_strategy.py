@@ -8,9 +8,9 @@ from pathlib import Path
 import timm_naflex_fast
 
 STRATEGY = '''
-def by_loop(tables, sizes, how):
+def by_loop(tables, sizes, resampling):
     """Products of dense matrices, grid by grid."""
-    return tables.dense_products(sizes, how.spec, how.token_dtype)
+    return tables.dense_products(sizes, resampling.spec, resampling.token_dtype)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)
@@ -45,7 +45,7 @@ with running("loop", model=model):
 
 file = sys.argv[1]
 bench = "bench --model naflexvit_base_patch16_gap --model-kwargs depth=1 embed_dim=32 num_heads=2 --phase infer"
-bench += " --max-seq-len 16 --batch-size 1 --modes loop --rounds 1 --json"
+bench += " --max-seq-len 16 --batch-size 1 --modes loop --json"
 assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 """
 

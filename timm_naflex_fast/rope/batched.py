@@ -66,13 +66,14 @@ def batched_rope(
     def embeddings(block: int) -> Tensor:
         values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)
         if line is not None:
-            values[0] = 0.0  # padding's line
+            # Padding's line is zeros. Not in place: a selective checkpoint may hold the values.
+            values = torch.cat((torch.zeros_like(values[:1]), values[1:]))
             # With a gradient the cast comes last: so a cell's gradients are added in float32.
             lines = values if values.requires_grad else values.to(dtype)
             values = F.embedding(line, lines.flatten(1)).unflatten(2, lines.shape[1:])
         values = values.to(dtype)  # (B, N, heads, 2D)
         if has_padding:
-            values.masked_fill_(is_padding[..., None, None], 0.0)
+            values = values.masked_fill(is_padding[..., None, None], 0.0)
         return values.transpose(1, 2)
 
     if not rope.mixed:
