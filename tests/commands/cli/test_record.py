@@ -184,6 +184,16 @@ def test_a_model_of_which_there_is_no_recording_is_told(model, record):
     assert not out.exists()
 
 
+def test_of_another_tower_the_stages_alone_are_recorded(record):
+    other = [*MODEL, *SMALL, "pos_embed_grid_size=(4,6)"]
+    status, said, _ = record(*other)
+    assert status == 2
+    assert "--no-mistakes records without them (its position table has 4 x 6 cells" in said
+    status, _, out = record(*other, "--no-mistakes")
+    assert status == 0
+    assert read_recording(out).table.shape[:2] == (4, 6)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     pytest.importorskip("transformers")

@@ -63,7 +63,8 @@ def record(options: argparse.Namespace) -> int:
     """Write a recording of a named model on images.
 
     Raises:
-        ValueError: no model or no images, or options that do not go together.
+        ValueError: no model or no images, options that do not go together, or mistakes of another
+            tower than SigLIP-2's.
         FileExistsError: the folder is there, and no ``--force``.
         RuntimeError: the weights cannot be loaded, or transformers is not installed.
     """
@@ -83,6 +84,7 @@ def record(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
     )
     check_model(options, model)
+    from ..measure.pipelines import siglip2_weights
     from ..measure.record import make_recording, with_mistakes
     from ..recordings.format import write_recording
     from ..recordings.mistakes import mistakes_of
@@ -90,6 +92,12 @@ def record(options: argparse.Namespace) -> int:
     tried = []
     if not options.no_mistakes:
         tried = mistakes_of(len(model.blocks), options.mistakes)
+        try:
+            siglip2_weights(model)
+        except ValueError as problem:
+            raise ValueError(
+                f"known mistakes are of SigLIP-2's tower: --no-mistakes records without them ({problem})"
+            ) from problem
     source = _source(options, model)
     names = []
     pictures = []
