@@ -32,7 +32,7 @@ from tests.support.oracles import (
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import choices, library, transformers_methods
+from timm_naflex_fast.patching import choices, transformers_methods
 from timm_naflex_fast.patching.choices import STOCK, Settings
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -136,33 +136,25 @@ def doubled(wrapped, _, args, options):
     ],
 )
 @pytest.mark.parametrize("for_one", [False, True])
-def test_what_another_has_put_on_before_stays_in_force_and_is_named(
+def test_what_another_has_put_on_the_class_before_is_refused_by_name(
     other, by, for_one, monkeypatch
 ):
     model = small_vit()
-    factorized = small_vit(pos_embed="factorized")
     with monkeypatch.context() as patched:
         patched.setattr(NaFlexEmbeds, LEARNED, other)
         want = embed(model)
-        named = f"NaFlexEmbeds.{LEARNED} is {by}"
-        for _ in range(2):
-            with pytest.warns(UserWarning, match=rf"{named}.*call enable\(\) before") as said:
-                enable("grid_sample", model=model if for_one else None)
-            assert said[0].filename == __file__
-            assert torch.equal(embed(model), want)
-            assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
-            assert re.search(named, str(status()))
-            assert vars(NaFlexEmbeds)[LEARNED] is other
-        with running(model=factorized):  # the other methods are replaced
-            embed(factorized)
-    # It left; status() says what is.
-    assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
+        named = rf"NaFlexEmbeds.{LEARNED} is {by}.*call enable\(\) before.*Nothing was changed"
+        with pytest.raises(RuntimeError, match=named):
+            enable("grid_sample", model=model if for_one else None)
+        assert torch.equal(embed(model), want)
+        assert status().replaced == {}
+        assert vars(NaFlexEmbeds)[LEARNED] is other
     enable(model=model)
     assert uses(model) == "matmul"
     assert f"NaFlexEmbeds.{LEARNED}" in status().replaced
 
 
-def test_a_subclass_that_hides_ours_is_named_and_an_error_under_strict_where_a_model_uses_it():
+def test_a_subclass_that_hides_ours_is_named_and_an_error_under_strict_in_a_model_that_is_given():
     doubles = lambda self, x, patch_coord: x.mul_(2)
     calls = lambda self, x, patch_coord: NaFlexEmbeds._apply_learned_naflex_pos_embed(
         self, x, patch_coord
@@ -171,49 +163,38 @@ def test_a_subclass_that_hides_ours_is_named_and_an_error_under_strict_where_a_m
     called = type("Calls", (NaFlexEmbeds,), {LEARNED: calls})
     model = small_vit()
     model.embeds.__class__ = called
-    with enable(strict=True):
+    with enable(model=model, strict=True):
         assert uses(model) == "matmul"
     named = f"Doubles.{LEARNED} is "
     with pytest.warns(UserWarning, match=named) as said:
         enable()
     assert len(said) == 1
+    assert said[0].filename == __file__
     assert named in str(status())
     disable()
     model.embeds.__class__ = hidden
-    for owner in (None, model):
-        with pytest.raises(RuntimeError, match=rf"{named}.* Nothing was changed"):
-            enable(model=owner, strict=True)
-        assert is_pristine()
-        assert status().models == ()
+    with pytest.raises(RuntimeError, match=rf"{named}.* Nothing was changed"):
+        enable(model=model, strict=True)
+    assert is_pristine()
+    assert status().models == ()
     with pytest.warns(UserWarning, match=named):
         enable(model=model)
     assert f"NaFlexEmbeds.{LEARNED}" not in status(model).replaced
     # Other tests would be told of it too.
     disable()
-    del model, owner, hidden, called, said
+    del model, hidden, called, said
     gc.collect()
 
 
-@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-@pytest.mark.parametrize("before", ["covered", "one model"])
-def test_what_one_module_has_of_its_own_is_named_though_ours_is_in_place_already(
-    before, monkeypatch
-):
+def test_what_one_module_has_of_its_own_is_named_when_it_is_given(monkeypatch):
     model = small_vit()
-    if before == "covered":
-        # Ours stays under what another has put over it.
-        enable()
-        ours = vars(NaFlexEmbeds)[LEARNED]
-        cover = lambda self, x, patch_coord: ours(self, x, patch_coord)
-        monkeypatch.setattr(NaFlexEmbeds, LEARNED, cover)
-        disable()
-    other = small_vit()
     name = "_apply_learned_pos_embed"
-    monkeypatch.setattr(other.embeds, name, lambda x, grid_size: None)
-    if before == "one model":
+    monkeypatch.setattr(model.embeds, name, lambda x, grid_size: None)
+    enable()  # ours is in place already
+    with pytest.warns(UserWarning, match=f"one NaFlexEmbeds.{name} is .*call enable.. before"):
         enable(model=model)
     with pytest.raises(RuntimeError, match=f"one NaFlexEmbeds.{name} is "):
-        enable(strict=True)
+        enable(model=model, strict=True)
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
@@ -279,7 +260,13 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(count):
         if found:
             setattr(NaFlexEmbeds, LEARNED, found.pop())
 
-    possible = (lambda: enable("grid_sample"), disable, put_on, leave)
+    def choose():
+        try:
+            enable("grid_sample")
+        except RuntimeError as refused:
+            assert found and "call enable() before" in str(refused)
+
+    possible = (choose, disable, put_on, leave)
     for steps in itertools.product(possible, repeat=count):
         for step in steps:
             step()
@@ -289,7 +276,7 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(count):
         enable("grid_sample")
         assert uses(model) == "grid_sample", steps
         disable()
-        assert is_pristine() and not library.in_place, steps
+        assert is_pristine(), steps
 
 
 def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):
@@ -305,7 +292,6 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
         assert uses(old) == "grid_sample"
     disable()
     assert is_pristine()
-    assert not library.in_place
 
 
 def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(monkeypatch):

@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import re
 import sys
 import types
 
@@ -12,7 +13,6 @@ from torch import nn
 
 from tests.support.oracles import small_vit
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching.others import author_of
 
 hooks = pytest.importorskip("accelerate.hooks")
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -59,20 +59,16 @@ def closed_over(module):
     module.forward = lambda *args: old(*args)
 
 
-def default(module):
-    module.forward = lambda *args, old=module.forward: old(*args)
-
-
 def method(module):
     old = type(module).forward
     module.forward = types.MethodType(lambda self, *args: old(self, *args), module)
 
 
 def twice(module):
-    closed_over(module), hooked(module), partial(module)
+    hooked(module), partial(module), hooked(module)
 
 
-WRAPPERS = [hooked, offloaded, partial, closed_over, default, method, twice]
+WRAPPERS = [hooked, offloaded, partial, twice]
 wrappers = pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
 for_one_or_all = pytest.mark.parametrize("for_one", [False, True])
 
@@ -84,38 +80,58 @@ def chosen(model, for_one, **options):
 @pytest.mark.parametrize("leave_out", [torch.compiler.disable, torch._disable_dynamo])
 def test_what_the_compiler_leaves_out_is_the_librarys_own(leave_out):
     forward = siglip2.Siglip2VisionEmbeddings.forward
-    assert author_of(leave_out(forward), LIBRARY) == "original"
-    assert author_of(leave_out(lambda: None), LIBRARY) == "foreign"
+    assert LIBRARY.wrote(leave_out(forward))
+    assert not LIBRARY.wrote(leave_out(lambda: None))
 
 
-# For every model all objects of the process are looked through.
-@pytest.mark.parametrize(
-    ("wrap", "for_one"),
-    [*((wrap, True) for wrap in WRAPPERS), (hooked, False), (closed_over, False)],
-)
-def test_what_was_wrapped_before_is_named_and_an_error_under_strict(wrap, for_one):
+@pytest.mark.parametrize("wrap", [*WRAPPERS, closed_over, method])
+def test_what_was_wrapped_before_is_named_and_an_error_under_strict(wrap):
     model, run = tower()
     want = run()
     wrap(model[0])
     with pytest.warns(UserWarning, match=f"one {NAME} is .*call enable.. before"):
-        handle = chosen(model, for_one)
-    assert torch.equal(run(), want)
-    assert status().calls == {}
-    assert NAME in str(status().notes)
+        handle = chosen(model, True)
+    with pytest.warns(UserWarning, match=MISSED):
+        assert torch.equal(run(), want)
     assert NAME in str(status(model).notes)
     assert NAME not in status(model).replaced
     handle.restore()
     with pytest.raises(RuntimeError, match=f"one {NAME} is .* Nothing was changed"):
-        chosen(model, for_one, strict=True)
+        chosen(model, True, strict=True)
     assert status().replaced == {}
 
 
-def test_a_wrapped_module_that_nobody_holds_is_no_error():
-    model = tower()[0]
-    hooked(model[0])  # it refers to itself
-    del model
+MISSED = "a Siglip2VisionEmbeddings.forward that was saved or wrapped before enable"
+
+
+@pytest.mark.parametrize("wrap", [*WRAPPERS, closed_over])
+def test_for_every_model_what_was_wrapped_before_is_named_at_its_first_call(wrap):
+    """No search: the first call of a module that does not run ours tells."""
+    model, run = tower()
+    want = run()
+    wrap(model[0])
+    other, run_other = tower()
+    with enable(library="transformers"):
+        with pytest.warns(UserWarning, match=MISSED) as said:
+            assert torch.equal(run(), want)
+        assert said[0].filename == __file__
+        ((reason, count),) = status().fallbacks.items()
+        assert (count, status().calls) == (1, {("pos_embed", "stock"): 1})
+        assert re.match(MISSED, reason)
+        run_other()
+        assert status().calls["pos_embed", "matmul"] == 1
+        with enable("stock", model=model):  # exempt: that it runs its own code is as chosen
+            run()
+            assert status().calls == {}
     with enable(library="transformers", strict=True):
-        assert NAME in status().replaced
+        with pytest.raises(RuntimeError, match=f"{MISSED}.*strict=True"):
+            run()
+        run_other()
+    assert torch.equal(run(), want)
+    assert other[0].resize_positional_embeddings is RESIZE
+
+
+RESIZE = siglip2.Siglip2VisionEmbeddings.resize_positional_embeddings
 
 
 @wrappers

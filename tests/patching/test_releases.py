@@ -48,7 +48,7 @@ def test_a_newer_timm_is_patched_after_every_replaced_method_was_compared(newer,
     enable()
     assert not is_pristine()
     assert status().timm == "1.0.99.dev0"
-    replaced = {library.originals[key] for key in library.in_place}
+    replaced = {library.originals[key] for key in LIBRARY.in_place}
     assert len(replaced) == len(LIBRARY.replacements)
     (unchecked,) = replaced - checked
     assert unchecked.__name__ == "resample_patch_embed"

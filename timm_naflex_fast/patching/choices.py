@@ -5,15 +5,18 @@
   code;
 - strategy: what then computes one method, by name: the mode, another one, or "stock";
 - settings: one mode for each component;
-- choice: the settings of one ``enable()``, and for what they were chosen.
+- choice: the settings of one ``enable()``. A module, or a library for every model, has its choices
+  in one attribute, a tuple, oldest first: the newest that has not ended holds.
 
 Tests: tests/patching/test_install.py.
 """
 
+import itertools
 import os
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakSet
@@ -28,7 +31,7 @@ ALIASES = {"matmul_resample": "matmul"}
 CHOICES_ATTRIBUTE = "_naflex_fast_own"
 
 lock = threading.RLock()
-"""Held by whoever adds, ends or copies choices."""
+"""Held by whoever begins or ends choices."""
 if hasattr(os, "register_at_fork"):  # not on Windows, which forks no process
     # A child has the lock as it is, and none of the other threads, which would let it go.
     os.register_at_fork(
@@ -96,59 +99,70 @@ class Counts:
 
 @dataclass(eq=False)
 class Choice:
-    """What one ``enable()``, or one ``disable(model)``, has chosen."""
+    """What one ``enable()``, or one ``disable(model)``, has chosen.
+
+    A copy of a model (an EMA) shares the choices of the model. In a pickle each is None, which a
+    process without this package can read.
+    """
 
     settings: Settings
     model_class: str  # the name of the class of the model that it is for; "": every model
-    libraries: tuple[Any, ...] = ()  # each a ``Library``: where ours is put for it
+    libraries: tuple[Any, ...]  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
+    number: int = field(default_factory=itertools.count(1).__next__)  # the newest has the largest
     handle: Any = lambda: None  # a weak reference to what can end it
+    places: tuple[Any, ...] = ()  # weak references to the modules, or libraries, that have it
     ended: bool = False
 
-
-class Choices:
-    """The choices for one module, or for every model. The newest that has not ended holds.
-
-    Those for a module are an attribute of it, so a ``deepcopy`` of a model (an EMA) starts with the
-    same choices. In a pickle the attribute is None, which a process without this package can read.
-    """
-
-    def __init__(self, choices: Iterable[Choice] = ()) -> None:
-        # Those that hold; None: no choice is left. Replaced in one step, for threads and compilers.
-        self.settings: Settings | None = None
-        # A model may be copied while another thread goes through all choices.
-        with lock:
-            self.choices = list(choices)  # oldest first
-            self.update()
-            every_choices.add(self)
-
-    def add(self, choice: Choice) -> None:
-        """Let a choice hold from now on."""
-        self.choices.append(choice)
-        self.update()
-
-    def update(self) -> None:
-        """Forget the choices that have ended, and those that can never hold again.
-
-        Only ``disable()``, which ends all, can end one whose handle is gone: those older than it
-        can never hold again.
-        """
-        left = []
-        for choice in reversed(self.choices):
-            if choice.ended:
-                continue
-            left.append(choice)
-            if choice.handle() is None:  # only ``disable()`` can end it
-                break
-        self.settings = left[0].settings if left else None
-        self.choices = left[::-1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Choices":
-        return Choices(self.choices)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Choice":
+        return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
 
 
-every_choices: WeakSet[Choices] = WeakSet()
-"""Of every module, copies too, as long as it lives; and of every library."""
+all_choices: WeakSet[Choice] = WeakSet()
+"""As long as a handle, a model, a copy of it or a library has them."""
+
+
+def holding() -> list[Choice]:
+    """All choices that have not ended, oldest first."""
+    left = [choice for choice in all_choices.copy() if not choice.ended]
+    return sorted(left, key=lambda choice: choice.number)
+
+
+def put(choice: Choice, places: Sequence[Any]) -> None:
+    """Let a choice hold from now on: for these modules, or for every model of these libraries."""
+    choice.places = tuple(map(weakref.ref, places))
+    all_choices.add(choice)
+    for place in places:
+        vars(place)[CHOICES_ATTRIBUTE] = (*_left(place), choice)
+
+
+def end(choice: Choice) -> None:
+    """Let the newest of what is left hold. A place without choices is left as it was."""
+    choice.ended = True
+    for reference in choice.places:
+        place = reference()
+        if place is not None and CHOICES_ATTRIBUTE in vars(place):
+            left = _left(place)
+            if left:
+                vars(place)[CHOICES_ATTRIBUTE] = left
+            else:
+                del vars(place)[CHOICES_ATTRIBUTE]
+
+
+def _left(place: Any) -> tuple[Choice, ...]:
+    """The choices of a place that can still hold, oldest first.
+
+    Only ``disable()``, which ends all, can end one whose handle is gone: those older than it can
+    never hold again.
+    """
+    left: tuple[Choice, ...] = ()
+    # None: of a module that was unpickled.
+    for choice in reversed(vars(place).get(CHOICES_ATTRIBUTE) or ()):
+        if choice is not None and not choice.ended:
+            left = (choice, *left)
+            if choice.handle() is None:
+                break
+    return left

@@ -6,6 +6,7 @@ Tests: tests/patching/test_status.py.
 """
 
 import re
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,25 +15,26 @@ from torch import nn
 from ..tracing import context_of, why_unsupported
 from . import counts, graphs
 from .choices import CHOICES_ATTRIBUTE, STOCK, Settings
-from .library import Library, Replacement, original
-from .others import overridden_by
+from .library import Library, Replacement, original, overridden_by
 
 
 def settings_for(module: Any, library: Library) -> Settings:
     """What the user chose for this module, else for every model; only the latter, if it is none."""
-    own = None
+    own: Any = ()
     if isinstance(module, nn.Module):
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
         if torch.compiler.is_dynamo_compiling():
             graphs.note_guard_filter()
-            own = getattr(module, CHOICES_ATTRIBUTE, None)
+            own = getattr(module, CHOICES_ATTRIBUTE, ())
         else:
-            own = module.__dict__.get(CHOICES_ATTRIBUTE)
-    if own is not None and own.settings is not None:
-        return own.settings
-    # For every model; the property would be one more call in each call.
-    return library.choices.settings or STOCK
+            own = module.__dict__.get(CHOICES_ATTRIBUTE, ())
+    for choices in (own, getattr(library, CHOICES_ATTRIBUTE, ())):
+        # None: of a module that was unpickled.
+        for choice in reversed(choices or ()):
+            if choice is not None and not choice.ended:
+                return choice.settings
+    return STOCK
 
 
 def serve(replacement: Replacement, *arguments: Any) -> Any:
@@ -92,3 +94,34 @@ def _by_ours(replacement: Replacement, strategy: str, arguments: tuple[Any, ...]
         if named is None or not tensors:
             raise
         return f"a device ({tensors[0].device.type}) without {named.group()}"
+
+
+def note_missed(replacement: Replacement, *, at: FrameType) -> None:
+    """The library's own method runs: count it, if ours should have run in its place.
+
+    That is so where ours did not hand it on, as somebody had saved it before ``enable()``.
+
+    Args:
+        replacement: of the method.
+        at: the frame in which the library's own method runs.
+
+    Raises:
+        RuntimeError: ``enable(strict=True)`` forbids it.
+    """
+    frame: FrameType | None = at
+    while frame is not None:
+        if frame.f_code is serve.__code__ and frame.f_locals["replacement"] is replacement:
+            return
+        frame = frame.f_back
+    library = replacement.library
+    settings = settings_for(at.f_locals.get("self"), library)
+    if getattr(settings, replacement.component) == "stock":
+        return
+    owner = replacement.key[0].partition(":")[2]
+    reason = (
+        f"a {owner}.{replacement.key[1]} that was saved or wrapped before enable(), as by "
+        "accelerate's device_map,"
+    )
+    if settings.strict:
+        raise RuntimeError(f"{reason} hides ours, and enable(strict=True) forbids it")
+    counts.record_call(replacement.component, "stock", reason, library.name)

@@ -1,7 +1,6 @@
 """Puts our functions on a library's classes and takes them off again. No other file does.
 
-Each ``enable()`` is a ``Choice``, which is added to the choices of a model's modules, or of its
-libraries. While a choice for a library has not ended, ours is in place there, and asks at each call
+Each ``enable()`` is a ``Choice``, which is put on a model's modules, or on libraries. While a choice for a library has not ended, ours is in place there, and asks at each call
 what holds (``decide.settings_for``). So nothing is put on or taken off when one choice hides
 another.
 
@@ -9,13 +8,14 @@ Everything is imported before the lock is taken: a thread that imports a library
 call ``enable()``.
 """
 
-import gc
+import functools
 import importlib
 import sys
 import weakref
-from collections.abc import Iterable
-from weakref import WeakSet
+from types import ModuleType
+from typing import Any
 
+import torch
 from torch import nn
 
 from ..resampling import kept
@@ -23,20 +23,28 @@ from .choices import (
     CHOICES_ATTRIBUTE,
     STOCK,
     Choice,
-    Choices,
     Counts,
     Mode,
     check_name,
-    every_choices,
+    end,
+    holding,
     lock,
     parse_settings,
+    put,
 )
 from .counts import call_counts, warn
-from .decide import settings_for
+from .decide import note_missed, settings_for
 from .graphs import forget_graphs
-from .library import Library, in_place, original, originals, owners, places
+from .library import (
+    Key,
+    Library,
+    Replacement,
+    hidden,
+    is_ours,
+    originals,
+    with_derived,
+)
 from .not_served import not_served
-from .others import author_of, classes_of, in_force, instances_of, modules_in
 from .releases import check_supported
 
 # Each has a file here, "timm_methods", with its ``LIBRARY``. A model that we speed up contains one of
@@ -47,9 +55,6 @@ LIBRARIES = {
     "HunYuanVLVisionPatchEmbed",
 }
 
-known_choices: list[Choice] = []  # all that can still hold, oldest first
-# Those that were there when ours was put on, or were given choices of their own.
-known_modules: WeakSet[nn.Module] = WeakSet()
 known_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
@@ -88,60 +93,111 @@ def imported_libraries() -> list[Library]:
 
 
 def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
-    """Warn of what other packages have changed or saved before, in one model or everywhere.
+    """Warn of what hides ours in one model or, without one, in classes derived from the library's.
 
     Raises:
-        RuntimeError: there is such a thing, and ``strict`` forbids it.
+        RuntimeError: there is such a thing in the model, and ``strict`` forbids it.
     """
-    if modules:
-        _, sentences = in_force(library, modules)
-    else:
-        classes = classes_of(library)
-        if strict:
-            gc.collect()  # a module with hooks refers to itself, and may be there unused
-        # All objects are searched for the first choice for every model, and not again while one
-        # holds.
-        if settings_for(None, library) == STOCK:
-            known_modules.update(instances_of(classes))
-        if strict:
-            # Not a derived class that nobody uses.
-            classes = list(owners(library).values())
-        # The modules in no variable: a traceback would keep them alive.
-        _, sentences = in_force(library, [*classes, *known_modules])
-    for sentence in sentences:
+    users: list[Any] = list(modules)
+    if not modules:
+        for owner in library.owners().values():
+            users += with_derived(owner)
+    for sentence in hidden(library, users):
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-        if strict:
+        if strict and modules:
             raise RuntimeError(f"{message}. Nothing was changed")
         warn(message)
+
+
+def _places(library: Library) -> list[tuple[Any, Key]]:
+    """Where each method is, and the modules of the library that imported a function by name."""
+    everywhere = []
+    for key, owner in library.owners().items():
+        everywhere.append((owner, key))
+        if not isinstance(owner, ModuleType):
+            continue
+        # What ``from module import function`` gave: ours or the library's own, whichever was there.
+        _, name = key
+        known = library.replacements[key].function, originals.get(key), vars(owner).get(name)
+        for path, module in list(sys.modules.items()):
+            if path.startswith(f"{library.name}.") and module is not owner:
+                function = getattr(module, name, None)
+                if function is not None and function in known:
+                    everywhere.append((module, key))
+    return everywhere
 
 
 def _put_on(library: Library) -> bool:
     """Put ours where the library's own functions are. Whether there was any."""
     replaced = False
-    for owner, key in places(library):
+    for owner, key in _places(library):
         method = vars(owner)[key[1]]
-        if author_of(method, library) == "original":
-            ours = library.replacements[key].function
-            # Ours gets the method's name: a pickle of it can be read without this package.
-            for attribute in ("__module__", "__name__", "__qualname__"):
-                setattr(ours, attribute, getattr(method, attribute))
-            originals[key] = method
-            in_place.add(key)
-            setattr(owner, key[1], ours)
-            replaced = True
+        if not library.wrote(method):
+            continue
+        replacement = library.replacements[key]
+        ours = replacement.function
+        # Ours gets the method's name: a pickle of it can be read without this package.
+        for attribute in ("__module__", "__name__", "__qualname__"):
+            setattr(ours, attribute, getattr(method, attribute))
+        originals[key] = method
+        library.in_place.add(key)
+        setattr(owner, key[1], ours)
+        if key[1] == "forward":
+            for name in replacement.skips:
+                _watch(owner, name, replacement)
+        replaced = True
     return replaced
 
 
+def _watch(owner: Any, name: str, replacement: Replacement) -> None:
+    """Let what the library's own ``forward`` calls, and ours does not, tell that it was called.
+
+    A ``forward`` that somebody saved on a module before ``enable()``, as accelerate's hooks do, is
+    called in place of ours.
+    """
+    method = vars(owner).get(name)
+    function = getattr(method, "__func__", method)
+    if function is None or is_ours(function):
+        return
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            note_missed(replacement, at=sys._getframe(1))
+        return function(*arguments, **options)
+
+    functools.update_wrapper(watched, function)
+    originals[replacement.key[0], name] = method
+    setattr(owner, name, staticmethod(watched) if isinstance(method, staticmethod) else watched)
+
+
+def take_off_unneeded() -> None:
+    """Put a library's own functions back where no choice needs ours, but for what is under another
+    package's; and count what runs for the newest choice."""
+    needed: set[Library] = set()
+    counts = Counts()
+    for choice in holding():
+        counts = choice.counts
+        if choice.settings != STOCK:
+            needed.update(choice.libraries)
+    call_counts.calls = counts.calls
+    call_counts.fallbacks = counts.fallbacks
+    for library in known_libraries.values():
+        if library not in needed and library.in_place:
+            _take_off(library)
+
+
 def _take_off(library: Library) -> None:
-    """Put the library's own functions back, where ours is not under another package's."""
     covered = set()
-    for owner, key in places(library):
-        author = author_of(vars(owner).get(key[1]), library)
-        if author == "ours":
-            setattr(owner, key[1], original(key))
-        elif author == "foreign":
+    for owner, key in _places(library):
+        method = vars(owner).get(key[1])
+        if is_ours(method):
+            setattr(owner, key[1], originals[key])
+            for name in library.replacements[key].skips:
+                if is_ours(vars(owner).get(name)):
+                    setattr(owner, name, originals[key[0], name])
+        elif not library.wrote(method):
             covered.add(key)  # it may still call ours
-    in_place.difference_update(library.replacements.keys() - covered)
+    library.in_place.intersection_update(covered)
 
 
 def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
@@ -157,7 +213,8 @@ def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     if isinstance(model, nn.Module):
         # Of a library that is not imported there is no module in the model.
         for library in imported_libraries():
-            inside = modules_in(library, model)
+            classes = tuple(each for each in library.owners().values() if isinstance(each, type))
+            inside = [part for part in model.modules() if isinstance(part, classes)]
             if inside:
                 modules += inside
                 libraries.append(library)
@@ -167,58 +224,6 @@ def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
         sentences.append("valid is any torch.nn.Module that contains one of them")
         raise ValueError("; ".join(sentences))
     return modules, libraries
-
-
-def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
-    """Let a choice hold: for these modules or, without any, for every model of its libraries."""
-    known_choices.append(choice)
-    if not choice.model_class:
-        for library in choice.libraries:
-            library.choices.add(choice)
-    for module in modules:
-        # None in a module that was unpickled.
-        own = vars(module).get(CHOICES_ATTRIBUTE) or Choices()
-        own.add(choice)
-        vars(module)[CHOICES_ATTRIBUTE] = own
-        known_modules.add(module)
-    tidy()
-
-
-def _end(choices: Iterable[Choice]) -> None:
-    """Let the newest of what is left hold."""
-    # Every module and library looks anew what holds: each sees the old settings or the new.
-    for choice in choices:
-        choice.ended = True
-    for where in list(every_choices):
-        where.update()
-    # A module without choices is left as it was before the first.
-    for module in list(known_modules):
-        own = vars(module).get(CHOICES_ATTRIBUTE)
-        if own is not None and own.settings is None:
-            del vars(module)[CHOICES_ATTRIBUTE]
-    tidy()
-
-
-def tidy() -> None:
-    """Forget choices that hold nowhere any more, and take ours off where no choice needs it."""
-    # A choice for a model is alive as long as the model is, or a copy that was made of it.
-    alive = set()
-    for where in list(every_choices):
-        alive.update(where.choices)
-    known_choices[:] = [choice for choice in known_choices if choice in alive]
-
-    # What runs is counted for the newest.
-    newest = known_choices[-1].counts if known_choices else Counts()
-    call_counts.calls = newest.calls
-    call_counts.fallbacks = newest.fallbacks
-
-    needed: set[Library] = set()
-    for choice in known_choices:
-        if choice.settings != STOCK:
-            needed.update(choice.libraries)
-    for library in known_libraries.values():
-        if library not in needed:
-            _take_off(library)
 
 
 class Handle:
@@ -237,7 +242,8 @@ class Handle:
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with lock:
-            _end([self._choice])
+            end(self._choice)
+            take_off_unneeded()
         forget_graphs(replaced=False)
 
     def __enter__(self) -> "Handle":
@@ -262,8 +268,8 @@ def enable(
     """Replace a library's resampling, for every model (made before or after) or for one.
 
     ``status()`` counts anew. The newest call holds, until its handle is left or ``disable()`` ends
-    all. A method that another package has changed or wrapped before, on a class or on one module
-    (as accelerate's hooks do), is left as it is, with a warning.
+    all. What another package has put on one module before (accelerate's hooks) or has in a derived
+    class is left as it is, with a warning; on a class of the library it is an error.
 
     Args:
         mode: "matmul" (timm's result to float32 rounding, fastest), "interpolate_cached" (timm's
@@ -288,7 +294,8 @@ def enable(
 
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
-        RuntimeError: a library that is missing, too old, or whose methods differ; with ``strict``,
+        RuntimeError: a library that is missing, too old, or whose methods differ or are another
+            package's; with ``strict``,
             a method that would be left as it is, or a table that would; nothing is changed.
 
     >>> with enable():
@@ -316,19 +323,20 @@ def enable(
         for sentence in not_served(libraries, model):
             raise RuntimeError(f"{sentence}. Nothing was changed")
 
-    model_class = "" if model is None else type(model).__name__
-    choice = Choice(settings, model_class, tuple(libraries))
+    choice = Choice(settings, "" if model is None else type(model).__name__, tuple(libraries))
     handle = Handle(choice)
-    replaced = []
+    replaced = False
     with lock:
         if settings != STOCK:
             # All is checked before the first is replaced.
             for each in libraries:
                 check_supported(each)
                 _say_what_stays(each, modules, strict=strict)
-            replaced = [_put_on(each) for each in libraries]
-        _begin(choice, modules)
-    forget_graphs(replaced=any(replaced))
+            for each in libraries:
+                replaced |= _put_on(each)
+        put(choice, modules or libraries)
+        take_off_unneeded()
+    forget_graphs(replaced=replaced)
     return handle
 
 
@@ -350,16 +358,18 @@ def disable(model: nn.Module | None = None) -> None:
     if model is None:
         with lock:
             kept.clear_all()
-            _end(known_choices)
+            for choice in holding():
+                end(choice)
+            take_off_unneeded()
         forget_graphs(replaced=False)
         return
     modules, libraries = modules_of(model)
     with lock:
         if any(settings_for(None, library) != STOCK for library in libraries):
-            counts = known_choices[-1].counts  # what was counted goes on
-            _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
+            counts = holding()[-1].counts  # what was counted goes on
+            put(Choice(STOCK, type(model).__name__, (), counts), modules)
         else:
             for module in modules:
                 vars(module).pop(CHOICES_ATTRIBUTE, None)
-            tidy()
+        take_off_unneeded()
     forget_graphs(replaced=False)

@@ -2,21 +2,22 @@
 
 ``original`` finds the library's own method, whether or not ours is in its place.
 
-Tests: tests/patching/test_install.py.
+Nothing here changes anything. Tests: tests/patching/test_install.py.
 """
 
+import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..resampling.spec import LOOP
 from ..strategies import STRATEGIES
 from ..tracing import Context
-from .choices import Choices
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
@@ -99,12 +100,27 @@ class Library:
     # once, used or not.
     loaded_with_models: tuple[str, ...] = ()
     replacements: dict[Key, Replacement] = field(default_factory=dict)
-    choices: Choices = field(default_factory=Choices)  # for every model that has none of its own
+    # Where ours is, perhaps under what another package has put over it since.
+    in_place: set[Key] = field(default_factory=set)
 
-    @property
-    def is_patched(self) -> bool:
-        """Whether one of ours is in place."""
-        return not in_place.isdisjoint(self.replacements)
+    def owners(self) -> dict[Key, Any]:
+        """The class or module of Python that each method is in that we replace; of what is loaded."""
+        loaded = {}
+        for key in self.replacements:
+            owner = owner_of(key[0])
+            if owner is not None:
+                loaded[key] = owner
+        return loaded
+
+    def wrote(self, function: Any) -> bool:
+        """Whether a function is the library's own.
+
+        A wrapper can copy the name of what it wraps, but not its globals.
+        """
+        # torch.compiler.disable, with which timm marks some, and its twin that imports nothing.
+        if home_of(function).startswith(("torch._dynamo.", "torch._compile")):
+            function = vars(function).get("__wrapped__")
+        return home_of(function).partition(".")[0] == self.name
 
 
 EXACT_STRATEGIES: dict[str, str] = {}
@@ -116,9 +132,6 @@ for _name, _strategy in STRATEGIES.items():
 originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions that ours took the place of. They stay here: another package may
 have saved ours, and call it when it is gone."""
-
-in_place: set[Key] = set()
-"""Where ours is now, perhaps under what another package has put over it since."""
 
 
 def original(key: Key) -> Callable[..., Any]:
@@ -139,29 +152,118 @@ def owner_of(path: str) -> Any:
     return module
 
 
-def owners(library: Library) -> dict[Key, Any]:
-    """The class or module of Python that each method is in that we replace; of what is loaded."""
-    loaded = {}
-    for key in library.replacements:
-        owner = owner_of(key[0])
-        if owner is not None:
-            loaded[key] = owner
-    return loaded
+def home_of(function: Any) -> str:
+    """The file in which a function or method was defined; "" for what is none, a proxy too."""
+    function = getattr(function, "__func__", function)
+    if type(function) is not FunctionType:
+        return ""
+    return str(function.__globals__.get("__name__", ""))
 
 
-def places(library: Library) -> list[tuple[Any, Key]]:
-    """The same, and the modules of the library that imported one of these functions by name."""
-    everywhere = []
-    for key, owner in owners(library).items():
-        everywhere.append((owner, key))
-        if not isinstance(owner, ModuleType):
-            continue
-        # What ``from module import function`` gave: ours or the library's own, whichever was there.
-        _, name = key
-        known = library.replacements[key].function, originals.get(key), vars(owner).get(name)
-        for path, module in list(sys.modules.items()):
-            if path.startswith(f"{library.name}.") and module is not owner:
-                function = getattr(module, name, None)
-                if function is not None and function in known:
-                    everywhere.append((module, key))
-    return everywhere
+def is_ours(function: Any) -> bool:
+    """Whether it is one of the functions that take a method's place."""
+    return home_of(function).startswith(f"{__package__}.")
+
+
+def runs_ours(function: Any) -> bool:
+    """Whether it is ours, or says that it wraps ours: by ``functools``, wrapt, accelerate's hooks."""
+    while function is not None and not is_ours(function):
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is None and isinstance(function, functools.partial):
+            wrapped = function.func
+        function = wrapped
+    return function is not None
+
+
+def with_derived(owner: Any) -> list[Any]:
+    """A class and all that are derived from it, or a module of Python."""
+    classes = [owner]
+    if isinstance(owner, type):
+        for derived in list[type](owner.__subclasses__()):
+            classes += with_derived(derived)
+    return classes
+
+
+def look_up(user: Any, name: str) -> tuple[Any, Any]:
+    """Where Python finds a method of a module, class or module of Python, and the method."""
+    for owner in (user, *getattr(user, "__mro__", type(user).__mro__)):
+        if name in vars(owner):
+            return owner, vars(owner)[name]
+    return user, None
+
+
+def named(owner: Any, name: str, function: Any) -> str:
+    """A method that another package put there, in words."""
+    where = getattr(owner, "__name__", None) or f"one {type(owner).__name__}"
+    kind = type(function)
+    by = getattr(function, "__qualname__", kind.__name__)
+    return f"{where}.{name} is {home_of(function) or kind.__module__}.{by}"
+
+
+def hiding(user: Any, name: str, home: Any) -> str | None:
+    """What hides ours in a module or class that has the method of ``home``, in words.
+
+    None: nothing, as far as that shows. What wraps ours calls it, and a subclass's method that
+    names the one that it hides, as by super().
+    """
+    owner, function = look_up(user, name)
+    if owner is home or runs_ours(function):
+        return None
+    code = getattr(function, "__code__", None)
+    if isinstance(owner, type) and name in getattr(code, "co_names", ()):
+        return None
+    return named(owner, name, function)
+
+
+def hidden(library: Library, users: Iterable[Any]) -> list[str]:
+    """The methods of these modules or classes that hide ours, in sentences."""
+    sentences: dict[str, bool] = {}  # in order
+    for user in users:
+        for (_, name), home in library.owners().items():
+            sentence = hiding(user, name, home) if has(user, home) else None
+            if sentence is not None:
+                sentences[sentence] = True
+    return list(sentences)
+
+
+def has(user: Any, home: Any) -> bool:
+    """Whether a module or class is of a class ``home``, or derived from it; or is that file."""
+    cls = user if isinstance(user, type) else type(user)
+    return user is home or (isinstance(home, type) and issubclass(cls, home))
+
+
+def overridden_by(library: Library, module: Any, skips: tuple[str, ...]) -> str | None:
+    """What another has changed of what the library's code calls and ours does not, in words.
+
+    None: nothing. So a subclass, a patch and a hook keep their effect, except in a graph of
+    ``torch.compile``, which cannot ask.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    for path in skips:
+        # "rope.get_embed" is a method of the module's ``rope``, "get_embed" one of its own.
+        attribute, _, name = path.rpartition(".")
+        holder = getattr(module, attribute, None) if attribute else module
+        if holder is not None and _is_changed(library, holder, name):
+            return f"{type(holder).__name__}.{name} (not the library's own)"
+    return None
+
+
+def _is_changed(library: Library, holder: Any, name: str) -> bool:
+    """Whether to call this function of the holder does something else than in the library."""
+    # ``forward`` is called by calling the module, whatever ``forward`` it has.
+    if name == "forward" and _is_hooked(holder):
+        return True
+    _, function = look_up(holder, name)
+    if function is None:
+        return False
+    # A method that was taken from another module has that one's settings.
+    bound_elsewhere = getattr(function, "__self__", holder) is not holder
+    return bound_elsewhere or not (library.wrote(function) or is_ours(function))
+
+
+def _is_hooked(module: Any) -> bool:
+    for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        if getattr(module, kind, None) or getattr(nn.modules.module, f"_global{kind}"):
+            return True
+    return False

@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 
 from torch import nn
 
-from .library import Library, owners
+from .library import Library
 
 POSITION = r"pos(ition)?(al)?_?(emb|enc)"
 # "interpolate_pos_encoding", "resize_positional_embeddings": of a method, of what it calls, and
@@ -68,7 +68,7 @@ def not_served(libraries: Iterable[Library], model: nn.Module | None) -> list[st
     prefixes: tuple[str, ...] = ()
     for library in libraries:
         prefixes += library.loaded_with_models
-        for owner in owners(library).values():
+        for owner in library.owners().values():
             if isinstance(owner, type):
                 served += (owner,)
                 homes[owner.__name__] = owner.__module__

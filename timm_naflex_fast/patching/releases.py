@@ -11,8 +11,7 @@ import re
 import sys
 from typing import Any
 
-from .library import Library, owner_of, owners
-from .others import author_of
+from .library import Library, named, owner_of, runs_ours
 
 
 def version_of(library: Library) -> tuple[int, ...]:
@@ -22,27 +21,31 @@ def version_of(library: Library) -> tuple[int, ...]:
 
 
 def check_supported(library: Library) -> None:
-    """Check what we are about to replace, or have replaced; not what is another package's.
+    """Check what we are about to replace, or have replaced.
 
     Raises:
-        RuntimeError: the library is too old, or a method is missing or takes other arguments
-            (names, order, defaults) than ours, or, in a release newer than any that we know, one
+        RuntimeError: the library is too old, or a method is missing, another package's, or takes
+            other arguments (names, order, defaults) than ours, or, in a release newer than any that we know, one
             reads other attributes or is not called any more; names all.
     """
     version = version_of(library)
     # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
-    for key, owner in owners(library).items():
+    for key, owner in library.owners().items():
         label = f"{owner.__name__}.{key[1]}"
         method = vars(owner).get(key[1])
         if method is None:
             wrong.append(f"{label} is missing")
-        elif author_of(method, library) == "foreign":
-            continue
+        elif not (library.wrote(method) or runs_ours(method)):
+            if key not in library.in_place:  # over ours it may call ours
+                raise RuntimeError(
+                    f"{named(owner, key[1], method)}; to put that over ours, call enable() before. "
+                    "Nothing was changed"
+                )
         elif _arguments(method) != _arguments(library.replacements[key].function):
             wrong.append(f"{label} takes {inspect.signature(method)}")
     # Where ours is in place, all were compared before it was.
-    if version > library.newest and not library.is_patched:
+    if version > library.newest and not library.in_place:
         wrong += _read_differently(library)
     if wrong:
         oldest = ".".join(map(str, library.oldest))

@@ -8,20 +8,12 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import STOCK, VALID_MODES, Choice, Settings, every_choices, lock
+from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings, holding, lock
 from .counts import call_counts
 from .decide import settings_for
-from .install import (
-    imported_libraries,
-    known_choices,
-    known_libraries,
-    known_modules,
-    modules_of,
-    tidy,
-)
-from .library import Key, Library, owners
+from .install import imported_libraries, known_libraries, modules_of, take_off_unneeded
+from .library import Library, has, hidden, hiding, with_derived
 from .not_served import not_served
-from .others import classes_of, in_force, modules_in
 from .releases import version_of
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -107,37 +99,31 @@ def status(model: nn.Module | None = None) -> Status:
     {}
     """
     libraries = imported_libraries()
+    modules: list[Any] = []
     scope = "every model"
     if model is not None:
-        _, libraries = modules_of(model)
+        modules, libraries = modules_of(model)
         scope = f"this {type(model).__name__}"
     with lock:
-        tidy()
+        take_off_unneeded()
         choices = _holding_for_models() if model is None else []
-        patched = []
-        for library in known_libraries.values():
-            if library.is_patched:
-                patched.append(library.name)
+        patched = [each.name for each in known_libraries.values() if each.in_place]
         flags = STOCK
         replaced: dict[str, str] = {}
         notes: list[str] = []
         for library in libraries:
-            users: list[Any] = [*classes_of(library), *known_modules]
-            module = None
-            if model is not None:
-                users = modules_in(library, model)
-                module = users[-1]  # the innermost: a part may have settings of its own
-            settings = settings_for(module, library)
+            users = _users(library, modules)
+            # The innermost: a part may have settings of its own.
+            settings = settings_for(users[-1], library)
             # A choice for both libraries is the same for both; else the first that was chosen is
             # shown.
             if flags == STOCK:
                 flags = settings
-            keys, sentences = in_force(library, users)
-            replaced |= _who_computes(library, keys, settings)
-            notes += sentences + _notes(library, patched)
+            replaced |= _who_computes(library, users, settings)
+            notes += _notes(library, users, patched)
         if patched:
             # Without a model, the classes are looked at that patched libraries have loaded.
-            asked = [each for each in libraries if model is not None or each.is_patched]
+            asked = [each for each in libraries if model is not None or each.in_place]
             notes += not_served(asked, model)
         return Status(
             flags=flags,
@@ -154,35 +140,53 @@ def status(model: nn.Module | None = None) -> Status:
         )
 
 
-def _who_computes(library: Library, keys: set[Key], settings: Settings) -> dict[str, str]:
-    """The strategy, or "stock", of each of these methods."""
+def _users(library: Library, modules: list[Any]) -> list[Any]:
+    """Of a model, its modules that have methods of the library's; else all such classes."""
+    users: dict[Any, bool] = {}  # in order
+    for owner in library.owners().values():
+        for each in modules or with_derived(owner):
+            if has(each, owner):
+                users[each] = True
+    # A part of a model comes after what it is in.
+    in_order = [each for each in modules if each in users] or list(users)
+    return in_order or [None]
+
+
+def _who_computes(library: Library, users: list[Any], settings: Settings) -> dict[str, str]:
+    """The strategy, or "stock", of each method of which ours is called for one of the users."""
     strategies = {}
-    for key, owner in owners(library).items():
-        if key in keys:
+    for key, owner in library.owners().items():
+        # What another package has put over ours may call it; the library's own does not.
+        is_there = key in library.in_place and not library.wrote(vars(owner).get(key[1]))
+        called = [hiding(user, key[1], owner) is None for user in users if has(user, owner)]
+        if is_there and any(called):
             replacement = library.replacements[key]
             mode = getattr(settings, replacement.component)
             strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
     return strategies
 
 
-def _notes(library: Library, patched: list[str]) -> list[str]:
+def _notes(library: Library, users: list[Any], patched: list[str]) -> list[str]:
     """What a user may not expect of a library, in sentences."""
     notes = []
+    if library.in_place:
+        notes += hidden(library, users)
     for before, note in library.notes.items():
         if version_of(library) < before:
             notes.append(note)
-    if patched and not library.is_patched and owners(library):
+    if patched and not library.in_place and library.owners():
         notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
     return notes
 
 
 def _holding_for_models() -> list[Choice]:
     """The choices that hold now for models of their own, oldest first."""
-    newest = set()
-    for where in list(every_choices):
-        newest.update(where.choices[-1:])
-    holding = []
-    for choice in known_choices:
-        if choice.model_class and choice in newest:
-            holding.append(choice)
-    return holding
+    found = []
+    for choice in holding():
+        for reference in choice.places:
+            place = reference()
+            newest = vars(place).get(CHOICES_ATTRIBUTE, ())[-1:] if place is not None else ()
+            if choice.model_class and choice in newest:
+                found.append(choice)
+                break
+    return found
