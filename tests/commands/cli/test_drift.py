@@ -23,7 +23,7 @@ SMALL = (
     ("options", "missing", "says"),
     [
         (["--out", "report"], "matplotlib", r"pip install '.[report]'"),
-        ([], "skimage", "scikit-image's photos: pip install scikit-image"),
+        ([], "skimage", "pip install scikit-image"),
         (["--against", "transformers"], "transformers", "pip install transformers"),
         (["--against", "transformers", "--dtype", "bfloat16"], "none", "leave --dtype out"),
     ],
