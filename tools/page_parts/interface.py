@@ -31,5 +31,4 @@ def api() -> str:
     parts = [function_text(timm_naflex_fast, name) for name in ("enable", "disable", "status")]
     parts += [function_text(functional, name) for name in functional.__all__]
     parts.append(function_text(pictures, "patches_of"))
-    parts += [f"### `{cls.__name__}`\n\n{inspect.getdoc(cls)}" for cls in RETURNED]
     return "\n\n".join(parts)

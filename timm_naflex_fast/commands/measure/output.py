@@ -155,5 +155,5 @@ def code_version() -> dict[str, str]:
 def _git(*words: str) -> str:
     """What git says in the package's folder; nothing where it fails."""
     # The folder of the code, wherever the command was started.
-    command = ["git", "-C", str(Path(__file__).parents[1]), *words]
+    command = ["git", "-C", str(Path(__file__).parents[2]), *words]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
