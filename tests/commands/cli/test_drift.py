@@ -47,7 +47,7 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
     monkeypatch.setattr("timm_naflex_fast.commands.measure.output.QUIET_SECONDS", 0.0)
     (photos / "broken.png").write_text("no image")
     options = (
-        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 "
+        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 --batch-size 2 "
         f"--model-kwargs depth=1 embed_dim=48 num_heads=2 --images {photos} --out {tmp_path}/report"
     )
     with ran(*STRATEGY_NAMES):
@@ -63,7 +63,6 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
     assert len(report["skipped"]) == 1
     assert report["made"]["command"].startswith("naflex-fast drift --model")
     facts = report["facts"]
-    assert facts["counts as rounding"].endswith("in bfloat16")
     assert facts["sequence length"] == "36 patches at most"
     assert "interp_mode bicubic" in facts["the model's own resampling (its settings)"]
 

@@ -69,7 +69,6 @@ WRONG = {
     "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
     "bench MODEL --modes matmull": "invalid choice: 'matmull' .*; did you mean matmul?",
     "identify file.txt --family siglp2": "invalid choice: 'siglp2' .*; did you mean siglip2?",
-    "drift MODEL --checkpoint config.json": r"found config.json, which begins with '\{\}'; taken are",
 }
 # Right ones, and how the first line that each prints begins.
 RIGHT = {

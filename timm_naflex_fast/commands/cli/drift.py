@@ -13,18 +13,9 @@ from ..measure import images
 from ..measure.contenders import CONTENDERS
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import (
-    check_writable,
-    positive,
-    printable,
-    progress,
-    provenance,
-)
+from ..measure.output import check_writable, positive, printable, provenance
 from . import against
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
-
-# In the report's table of facts: what "but for rounding" meant here.
-ROUNDING = "2e-06 of the largest number of its token or its channel, and the last bit in {dtype}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +123,7 @@ def measure_and_show(
 
     Args:
         model: a NaFlexVit.
-        batches: as ``survey`` takes them, with a length.
+        batches: as ``survey`` takes them.
         options: of the command.
         weights: in words, which weights the model holds.
         source: in words, where the images come from.
@@ -145,8 +136,7 @@ def measure_and_show(
     if modes is None:
         # A report compares with timm's own settings too; who only looks need not wait for them.
         modes = CONTENDERS if options.out else STRATEGY_NAMES
-    with progress("measuring", len(batches)) as bar:
-        found = survey(model, batches, modes, advance=bar.update)
+    found = survey(model, batches, modes)
     announce_skipped(skipped)
     answer = headline(found)
     print(f"Drift from timm's result: {options.model}; weights: {weights}")
@@ -173,11 +163,10 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
     settings = []
     # As they are now, whether the weights' settings or --model-kwargs made them so.
     for name, value in vars(model.embeds).items():
-        if name.startswith("pos_embed_") and value is not None:
+        if name.startswith("pos_embed_"):
             settings.append(f"{name.removeprefix('pos_embed_')} {value}")
     return {
         "images": images,
         "sequence length": f"{options.max_seq_len} patches at most",
         "the model's own resampling (its settings)": ", ".join(settings),
-        "counts as rounding": ROUNDING.format(dtype=options.dtype),
     }

@@ -10,12 +10,7 @@ from typing import Any
 
 from ...text_table import table
 from ..measure.models import add_model_arguments, load_model
-from ..measure.output import (
-    check_writable,
-    positive,
-    printable,
-    provenance,
-)
+from ..measure.output import check_writable, positive, printable, provenance
 from .checks import announce, check_model_options
 
 # The runtimes that run a file with this suffix, and the module of each.

@@ -118,8 +118,8 @@ def record(options: argparse.Namespace) -> int:
     }
     recording = make_recording(source, pictures, names, about)
     if tried:
-        with progress("known mistakes", len(tried)) as bar:
-            recording = with_mistakes(recording, model, pictures, tried, bar.update)
+        one_by_one = progress("known mistakes", tried)
+        recording = with_mistakes(recording, model, pictures, one_by_one)
     write_recording(recording, pictures, out)
     shown = len(recording.about["mistakes"])
     print(

@@ -88,11 +88,10 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
         source = {"file": str(file), "custom_load": True}
         options = big_vision_sizes(tower)
     elif library != "timm":
-        heads = 0
+        config = read_config(file.parent)
         if library == "transformers":
             tower = from_transformers(tower)
-            heads = read_config(file.parent).get("num_attention_heads", 0)
-        options = sizes(tower, given.get("num_heads", heads))
+        options = sizes(tower, given.get("num_heads", config.get("num_attention_heads")))
         if given.get("patchify_channels_last") is False:
             tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
         source = {"state_dict": tower}
@@ -102,11 +101,8 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
     if file != Path(path):
         words = f"{file.parent.name}/{words}"
     words = f"file {printable(words)}"
-    if options:
-        height, width = options["pos_embed_grid_size"]
-        words += f": {TITLES[library]}, {options['depth']} blocks, table {height} x {width}"
-        if "global_pool" in options:
-            words += ", no head that pools"
+    if library in TITLES:
+        words += f": {TITLES[library]}"
     return Checkpoint(tower, options, source, len(tower.get("head.weight", ())), words)
 
 
@@ -171,19 +167,17 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     return library, prefix
 
 
-def sizes(tower: Tensors, heads: int = 0) -> dict[str, Any]:
+def sizes(tower: Tensors, heads: int | None = None) -> dict[str, Any]:
     """timm's options for a tower of the size of these tensors; ``heads`` where they are known.
 
     Raises:
-        Unusable: nothing tells how many attention heads the tower has, or they do not divide its
-            channels.
+        Unusable: nothing tells how many attention heads the tower has.
     """
     width, pixels = tower[PATCHES].shape
-    heads = heads or HEADS.get(width, 0)
-    if not isinstance(heads, int) or heads < 1 or width % heads:
+    heads = heads or HEADS.get(width)
+    if not heads:
         raise Unusable(
-            f"{width} channels, which cannot be divided among {heads!r} heads, and no tensor that "
-            "tells how many there are",
+            f"a tower of {width} channels, and nothing that tells how many attention heads it has",
             "give num_heads: add it to --model-kwargs, e.g. num_heads=12",
         )
     inside = len(tower["blocks.0.mlp.fc1.weight"])

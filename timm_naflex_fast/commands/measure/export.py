@@ -165,12 +165,12 @@ def export(
             with enable("matmul", model=module, strict=True):
                 program = write(module, example, free, file, metadata)
             for runtime in runtimes:
-                runs = LOADERS[runtime](file, program)
-                for precision, run in runs.items():
-                    # A loader gives the runtime's default first.
-                    new = Check(runtime, precision, is_default=precision == next(iter(runs)))
+                is_default = True  # a loader gives the runtime's default first
+                for precision, run in LOADERS[runtime](file, program).items():
+                    new = Check(runtime, precision, is_default)
                     check = checks.setdefault((runtime, precision), new)
                     check.differences[part] = _largest_difference(run, unseen, wanted)
+                    is_default = False
         # In another precision, rounding alone is more than what is allowed.
         exact = [check for check in checks.values() if check.precision == FLOAT32]
         is_right = len(exact) == len(runtimes) and all(check.is_right for check in exact)
@@ -247,7 +247,7 @@ def _onnxruntime(file: Path, program: Any) -> dict[str, Run]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return {FLOAT32: lambda inputs: session.run(None, _numpy(inputs))[0]}
+    return {FLOAT32: partial(_run_numpy, partial(session.run, None))}
 
 
 def _openvino(file: Path, program: Any) -> dict[str, Run]:
@@ -260,16 +260,13 @@ def _openvino(file: Path, program: Any) -> dict[str, Run]:
     for options in ({}, {OPENVINO_PRECISION: "f32"}):
         compiled = core.compile_model(file, "CPU", options)
         precision = compiled.get_property(OPENVINO_PRECISION).get_type_name()
-        runs[PRECISIONS[precision]] = partial(_run_openvino, compiled)
+        runs[PRECISIONS[precision]] = partial(_run_numpy, compiled)
     return runs
 
 
-def _run_openvino(compiled: Any, inputs: Inputs) -> Any:
-    return compiled(_numpy(inputs))[0]
-
-
-def _numpy(inputs: Inputs) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in inputs.items()}
+def _run_numpy(program: Callable[[dict[str, Any]], Any], inputs: Inputs) -> Any:
+    """The first output of a program that takes NumPy's arrays."""
+    return program({name: tensor.numpy() for name, tensor in inputs.items()})[0]
 
 
 # Each gives a function that runs the file in each precision: in the runtime's default on this

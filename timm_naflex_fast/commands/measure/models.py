@@ -124,13 +124,12 @@ def load_model(
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
+    what = f"the model {name!r}"
+    advice = HOW_TO_GIVE
     if checkpoint is not None:
-        errors = load_errors(f"the checkpoint {checkpoint}", f"{TAKEN}; {HOW_TO_FIT}")
-    elif random_weights:
-        errors = load_errors(f"the model {name!r}", HOW_TO_FIT)
-    else:
-        errors = load_errors(f"the model {name!r}")
-    with errors, torch.random.fork_rng(devices=[]):
+        what = f"the checkpoint {checkpoint}"
+        advice = TAKEN
+    with load_errors(what, f"{advice}; {HOW_TO_FIT}"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # also for a head that is not in the weights
         if checkpoint is not None:
             model, weights = _with_file(name, checkpoint, options)
@@ -153,20 +152,15 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     import timm
 
     file = read_checkpoint(path, given)
-    options = {"num_classes": file.classes, **file.options, **given}
     # First with the file's own head: with another one, timm would not ask whether the rest fits.
-    classes = options.pop("num_classes")
-    overlay = options.pop("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
-    own = {**file.source, "num_classes": file.classes}
-    model = timm.create_model(
-        name,
-        pretrained=True,
-        num_classes=file.classes,
-        pretrained_cfg_overlay=overlay | own,
-        **options,
-    )
+    head = {"num_classes": file.classes}
+    overlay = given.get("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
+    source = {"pretrained_cfg_overlay": overlay | file.source | head}
+    options = file.options | given | head | source
+    model = timm.create_model(name, pretrained=True, **options)
     for key in file.source:
         model.pretrained_cfg.pop(key)
+    classes = given.get("num_classes", file.classes)
     if classes != file.classes:
         model.reset_classifier(classes)
     return model, file.words

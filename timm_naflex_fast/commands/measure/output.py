@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,14 @@ def number(value: float) -> str:
     return f"{value:.3f}"
 
 
-def progress(what: str, total: float) -> Any:
-    """A tqdm bar on stderr.
-
-    Call its ``update(parts)`` after some of the ``total`` parts of a long work.
-    """
+def progress(what: str, parts: Iterable[Any]) -> Any:
+    """The parts of a long work, one after the other, with a tqdm bar on stderr."""
     from tqdm import tqdm
 
     seconds = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
     return tqdm(
+        parts,
         desc=what,
-        total=total + 1e-6,  # shares that round up must not leave less than no time
         file=sys.stderr,
         mininterval=seconds,
         miniters=0,

@@ -3,7 +3,7 @@
 Tests: tests/commands/cli/test_record.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +78,7 @@ def with_mistakes(
     recording: Recording,
     model: Any,
     pictures: Pictures,
-    mistakes: Sequence[Mistake],
-    advance: Callable[[float], Any] = lambda parts: None,
+    mistakes: Iterable[Mistake],
 ) -> Recording:
     """A recording with what known mistakes give, on its first pictures.
 
@@ -88,14 +87,13 @@ def with_mistakes(
         model: a timm NaFlexVit that holds the recording's weights.
         pictures: those of the recording, as PIL images in RGB.
         mistakes: which ones are tried.
-        advance: called with 1 after each.
 
     Raises:
         Unusable: the model is no Siglip2 tower, of which the mistakes are.
     """
     weights = {name: one.numpy() for name, one in siglip2_weights(model).items()}
     tried = pictures[:TRIED]
-    entries, arrays = known_mistakes(recording, weights, tried, mistakes, advance)
+    entries, arrays = known_mistakes(recording, weights, tried, mistakes)
     about = {**recording.about, "mistakes": entries, "mistakes_tried": len(tried)}
     return replace(recording, about=about, mistakes=arrays)
 

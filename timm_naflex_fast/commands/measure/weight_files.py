@@ -32,7 +32,6 @@ OTHER_NAMES = (
 )
 SHARD = re.compile(r".*-\d+-of-0*([2-9]|[1-9]\d+)\.\w+")
 SHOWN = 8  # names in an error
-SHOWN_BYTES = 24
 TAKEN = (
     "taken are timm's own weights, and SigLIP-2's NaFlex image tower as transformers, open_clip or "
     "Google saves it: a file (.safetensors, .pth, .bin, .npz), an index of shards (.index.json), a "
@@ -60,7 +59,7 @@ def find_weights(path: str | Path) -> Path:
             other file of weights; a folder of the hub's cache, or OWNER/NAME of a model in it.
 
     Raises:
-        Unusable: there is none, or several, or one of several shards, or a file of something else.
+        Unusable: there is none, or several, or it is one of several shards.
     """
     named = Path(path)
     if not named.exists():
@@ -68,47 +67,33 @@ def find_weights(path: str | Path) -> Path:
 
         named = Path(HF_HUB_CACHE, "models--" + named.as_posix().replace("/", "--"))
     if named.is_dir():
-        named = _file_of(_revision(named))
+        return _file_of(named)
     if not named.is_file():
         raise Unusable(f"no file or folder {path}, and no such model in the hub's cache")
     if SHARD.fullmatch(named.name):
         raise Unusable(f"{printable(named.name)}, which is one of several shards, not their index")
-    with open(named, "rb") as opened:
-        start = opened.read(SHOWN_BYTES)
-    # A zip archive (torch, NumPy), a pickle of older releases of torch, or safetensors, where the
-    # length of the JSON comes first, in 8 bytes.
-    is_weights = start.startswith((b"PK", b"\x80")) or start[8:9] == b"{"
-    if not is_weights and not _is_index(named):
-        shown = printable(start.decode("ascii", "backslashreplace"))
-        raise Unusable(f"{printable(named.name)}, which begins with '{shown}'")
     return named
 
 
-def _revision(folder: Path) -> Path:
-    """Of a folder of the hub's cache that of its revision: ``main``, or the only one."""
-    revisions = sorted(folder.glob("snapshots/*"))
+def _file_of(folder: Path) -> Path:
+    """The one file of weights in a folder, which may be a model's in the hub's cache."""
+    # The cache has a folder for each revision, and may say which one is "main".
     main = folder / "refs" / "main"
     if main.is_file():
-        return folder / "snapshots" / main.read_text(encoding="utf-8").strip()
-    if len(revisions) > 1:
-        names = ", ".join(one.name for one in revisions[:SHOWN])
-        raise Unusable(
-            f"{len(revisions)} revisions of a model in {folder / 'snapshots'} ({names}), not one"
-        )
-    return revisions[0] if revisions else folder
-
-
-def _file_of(folder: Path) -> Path:
-    """The one file of weights in a folder."""
-    names = sorted(file.name for file in folder.glob("*") if file.is_file())
+        folder = folder / "snapshots" / main.read_text(encoding="utf-8").strip()
+    files = sorted([*folder.glob("*.*"), *folder.glob("snapshots/*/*.*")])
     for pattern in FILES + OTHER_NAMES:
-        found = [name for name in names if re.fullmatch(pattern, name, re.IGNORECASE)]
-        if len(found) > 1:
-            what = "shards without an index" if SHARD.fullmatch(found[0]) else "files of weights"
-            shown = printable(", ".join(found[:SHOWN]))
-            raise Unusable(f"{len(found)} {what} in the folder {folder} ({shown}), not one")
+        found = [file for file in files if re.fullmatch(pattern, file.name, re.IGNORECASE)]
+        if len(found) == 1 and not SHARD.fullmatch(found[0].name):
+            return found[0]
         if found:
-            return folder / found[0]
+            what = (
+                "shards without an index" if SHARD.fullmatch(found[0].name) else "files of weights"
+            )
+            shown = ", ".join(str(file.relative_to(folder)) for file in found[:SHOWN])
+            raise Unusable(
+                f"{len(found)} {what} in the folder {folder} ({printable(shown)}), not one"
+            )
     raise Unusable(f"no weights in the folder {folder}")
 
 
@@ -139,7 +124,7 @@ def read_tensors(file: Path) -> Tensors:
     except Exception as error:
         text = one_line(error)
         if "weights_only" in text:  # torch and timm go on with unsafe advice
-            text = "it holds Python objects, not tensors alone, or is damaged"
+            text = "it holds other things than tensors, or is damaged"
         raise Unusable(f"{printable(file.name)}, which cannot be read: {text}") from error
 
 

@@ -8,7 +8,7 @@ makes the same mistake has the same numbers.
 Tests: tests/commands/recordings/test_mistakes.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,8 +165,7 @@ def known_mistakes(
     recording: Recording,
     weights: Mapping[str, Array],
     pictures: Sequence[Any],
-    mistakes: Sequence[Mistake],
-    advance: Callable[[float], Any] = lambda parts: None,
+    mistakes: Iterable[Mistake],
 ) -> tuple[list[dict[str, Any]], Stages]:
     """Run one mistake after the other on a reference's pictures.
 
@@ -175,7 +174,6 @@ def known_mistakes(
         weights: those of the recording, under transformers' names.
         pictures: PIL images in RGB, the first ones of the recording or all.
         mistakes: which ones.
-        advance: called with 1 after each.
 
     Returns:
         The entries of recording.json, which tell the pictures that show a mistake. And the arrays of
@@ -211,7 +209,6 @@ def known_mistakes(
             for _, number, made in found[:MOST]:
                 for name, numbers in kept(stage, made).items():
                     arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
-        advance(1)
     return entries, arrays
 
 

@@ -43,16 +43,14 @@ def race_eager(model: Any, step: Step, batch: Batch, modes: Sequence[str]) -> di
     """
     times: dict[str, list[float]] = {mode: [] for mode in modes}
     order = [*times]
-    with progress("timing", len(order) * (ROUNDS + 1)) as bar:
-        for _ in range(ROUNDS + 1):
-            # In a fixed order each would find the caches as the same predecessor left them.
-            order.reverse()
-            for mode in order:
-                with chosen(mode, model):
-                    start = now()
-                    step(model, batch)
-                    times[mode].append(now() - start)
-                bar.update()
+    for _ in progress("timing", range(ROUNDS + 1)):
+        # In a fixed order each would find the caches as the same predecessor left them.
+        order.reverse()
+        for mode in order:
+            with chosen(mode, model):
+                start = now()
+                step(model, batch)
+                times[mode].append(now() - start)
     return {mode: quartiles(seconds[1:]) for mode, seconds in times.items()}
 
 

@@ -1,6 +1,6 @@
 """Run a model in each mode on the same batches, and compare with timm's own result."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from ....names import STRATEGY_NAMES
 from ....patching.timm_methods import tables_of
 from ..contenders import BASELINE, use
+from ..output import progress
 from ..pipelines import recorded
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
@@ -101,7 +102,6 @@ def survey(
     model: Any,
     batches: Batches,
     modes: Iterable[str] = STRATEGY_NAMES,
-    advance: Callable[[float], Any] = lambda share: None,
 ) -> Survey:
     """Drift of each mode from timm's own result, on the CPU and in the model's dtype.
 
@@ -110,8 +110,6 @@ def survey(
         batches: (input dict of timm's NaFlex collator, labels (B,) or None).
         modes: names out of ``CONTENDERS``; timm's own settings are left out for factorized tables,
             which they do not resample.
-        advance: called after each mode's pass over a batch, with that pass's share of the batch's
-            work.
 
     Raises:
         ValueError: no position table; or infinity or NaN in what the model computes.
@@ -124,19 +122,17 @@ def survey(
     names = [*dict.fromkeys([BASELINE, *modes])]  # each once
     if model.embeds.pos_embed_type != "learned":
         names = [name for name in names if not name.startswith("timm-flag-")]
-    results = _run_all(model, batches, names, advance)
+    results = _run_all(model, batches, names)
     timms = results[BASELINE]
     drift = {name: _drift(ours, timms) for name, ours in results.items()}
     return Survey(len(timms["grid"]), drift, _by_grid(tables.size, results))
 
 
-def _run_all(
-    model: Any, batches: Batches, names: Sequence[str], advance: Callable[[float], Any]
-) -> dict[str, Tensors]:
+def _run_all(model: Any, batches: Batches, names: Sequence[str]) -> dict[str, Tensors]:
     """The results of each mode, a tensor (N, ...) of each kind for N images; timm's own is first."""
     rounding = FLOAT32 + torch.finfo(next(model.parameters()).dtype).eps
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
-    for batch, labels in batches:
+    for batch, labels in progress("measuring", batches):
         outputs: dict[str, Tensors] = {}
         for name in names:
             outputs[name] = _forward(model, batch, name)
@@ -145,7 +141,6 @@ def _run_all(
             if labels is not None and "classes" in found:
                 found["accuracy"] = found["classes"] == labels
             parts[name].append(found)
-            advance(1 / len(names))
     return {name: _joined(some) for name, some in parts.items()}
 
 
