@@ -85,6 +85,20 @@ def reference():
     return model, recording_of(model, smooth_pictures())
 
 
+def random_table(seed, channels=3, size=(8, 9)):
+    """A table (H0, W0, C), float32."""
+    import torch
+
+    return torch.randn(*size, channels, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens_of(convention, table, sizes):
+    """What a convention makes of it, (tokens, C), float64."""
+    import torch
+
+    return torch.from_numpy(convention.tokens(table.double().numpy(), sizes))
+
+
 def compared(recording, ports, precision="float32"):
     """The comparison of the stages that a port wrote."""
     from timm_naflex_fast.commands.recordings.compare import compare_recordings

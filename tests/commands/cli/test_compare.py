@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from timm_naflex_fast.commands.cli.main import main
+from timm_naflex_fast.commands.recordings.format import read_about
 
 ROOT = Path(__file__).resolve().parents[3]
 KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
@@ -64,13 +65,12 @@ def spoil(folder, name, change):
 # Verdicts.
 
 
-def test_a_right_port_has_status_0(port, compare):
-    status, printed = compare(KIT, port)
+def test_a_recording_is_equal_to_itself_and_has_status_0(compare):
+    status, printed = compare(KIT, KIT)
     assert status == 0
     assert "equal within float32's rounding, on 10 pictures: pooled differs by 0.0e+00" in printed
     rows = [line.split()[0] for line in printed.splitlines()[1:-1]]
-    stages = json.loads((KIT / "recording.json").read_text())["stages"]
-    assert rows == [stage["name"] for stage in stages]
+    assert rows == [stage["name"] for stage in read_about(KIT)["stages"]]
 
 
 def test_a_port_that_parts_has_status_1_and_figures_as_json(port, tmp_path, compare):
@@ -96,27 +96,36 @@ def test_the_figures_go_to_stdout_and_the_words_to_stderr(port, capsys):
     assert "equal within float32's rounding" in err
 
 
-def test_the_precision_is_an_option(port, compare):
-    spoil(port, "001.block_1", lambda x: x.astype(np.float16))
-    assert compare(KIT, port)[0] == 1
-    assert compare(KIT, port, "--precision", "float16")[0] == 0
-
-
-def test_a_missing_picture_has_status_2_unless_it_is_meant(port, compare):
-    spoil(port, "003.norm", lambda x: None)
+@pytest.mark.parametrize(
+    ("precision", "which"), [("bfloat16", "bfloat16"), ("float16", "tf32 or float16")]
+)
+def test_the_precision_is_said_and_the_hint_names_it(precision, which, port, compare):
+    _, _, _, _, block, *_ = read_about(KIT)["stages"]
+    most = min(block["limits"][precision].values())
+    spoil(port, "001.block_0", lambda x: x * (1 + 0.9 * most))
     status, printed = compare(KIT, port)
-    assert status == 2 and printed.startswith("missing: 1 pictures (003)")
-    status, printed = compare(KIT, port, "--partial")
-    assert status == 0 and printed.startswith("missing: 1 pictures (003)")
+    assert status == 1 and "parts at block_0, in 1 of 10 pictures: " in printed
+    assert f"as large as {which}'s rounding: " in printed
+    assert f"say --precision {which}\n" in printed
+    status, printed = compare(KIT, port, "--precision", precision)
+    assert status == 0
+    assert f"equal within {precision}'s rounding, on 10 pictures: " in printed
 
 
-def test_a_stage_may_be_left_out(port, compare):
-    arrays = load_file(port / "stages.safetensors")
+def test_a_stage_may_be_left_out_and_a_picture_if_it_is_meant(port, compare):
+    file = port / "stages.safetensors"
+    arrays = load_file(file)
     kept = {name: x for name, x in arrays.items() if not name.endswith(("grid", "pixels"))}
-    save_file(kept, port / "stages.safetensors")
+    save_file(kept, file)
     status, printed = compare(KIT, port)
     assert status == 0
     assert printed.endswith("not written by the port, so not compared: grid, pixels\n")
+
+    spoil(port, "003.norm", lambda x: None)
+    spoil(port, "007.pooled", lambda x: None)
+    for options, wanted in (([], 2), (["--partial"], 0)):
+        status, printed = compare(KIT, port, *options)
+        assert status == wanted and printed.startswith("missing: 2 pictures (003, 007)")
 
 
 def test_neither_torch_nor_timm_is_needed(port):
@@ -146,9 +155,8 @@ def test_without_a_port_the_known_mistakes_are_printed(capsys):
     assert main(["compare", str(KIT)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["name", "stage", "words"]
-    assert [row.split()[0] for row in rows] == [
-        mistake["name"] for mistake in json.loads((KIT / "recording.json").read_text())["mistakes"]
-    ]
+    names = [mistake["name"] for mistake in read_about(KIT)["mistakes"]]
+    assert [row.split()[0] for row in rows] == names
 
 
 # What cannot be compared: each spoils a copy of the reference, or a port.
@@ -326,10 +334,3 @@ def test_what_cannot_be_compared_is_told_in_a_line(case, reference, port, tmp_pa
     assert len(printed.splitlines()) == 1 and re.search(words, printed), printed
     assert time.perf_counter() - start < 2
     assert not (tmp_path / "figures.json").exists()
-
-
-def test_an_unknown_option_is_told(port, capsys):
-    with pytest.raises(SystemExit) as error:
-        main(["compare", str(KIT), str(port), "--jsn", "x"])
-    assert error.value.code == 2
-    assert "did you mean --json?" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from tests.support.checks import one_by_one
 from tests.support.oracles import relative
+from tests.support.tiny_recordings import random_table, tokens_of
 from timm_naflex_fast.commands.cli.identify import FAMILIES
 from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
@@ -23,12 +24,8 @@ ASKED = [(12, 20), (30, 8), (4, 18)]
 CHANNELS = 8
 
 
-def tokens_of(convention, table, sizes):
-    return torch.from_numpy(convention.tokens(table.double().numpy(), sizes))
-
-
-def random_table(side):
-    return torch.randn(side, side, CHANNELS, generator=torch.Generator().manual_seed(6))
+def table_of(side):
+    return random_table(6, CHANNELS, (side, side))
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def identify(tmp_path, capsys):
 
 def ported(sizes, dtype=torch.float32, **settings):
     """The table, the sizes, and what a port of SigLIP-2 made of them that errs in ``settings``."""
-    table = random_table(9)
+    table = table_of(9)
     convention = Convention(**{**FAMILIES["siglip2"], **settings})
     return table, sizes, tokens_of(convention, table, sizes).to(dtype)
 
@@ -61,11 +58,11 @@ def test_the_reference_is_equal_and_half_precision_is_said(identify):
 
 
 def test_what_cannot_be_compared_is_one_line(identify):
-    code, out = identify(random_table(9), SIZES, torch.zeros(7, CHANNELS))
+    code, out = identify(table_of(9), SIZES, torch.zeros(7, CHANNELS))
     assert code == 2
     wanted = "result must have 89 tokens of 8 channels, shape (tokens, C); got (7, 8)\n"
     assert out.endswith(f" identify: {wanted}")
-    code, out = identify(random_table(9), SIZES, torch.ones(89, CHANNELS), "--family", "ovis2.5")
+    code, out = identify(table_of(9), SIZES, torch.ones(89, CHANNELS), "--family", "ovis2.5")
     assert code == 2 and "sizes must be multiples of the reference's merge, 2" in out
 
 
@@ -177,7 +174,7 @@ def test_each_convention_is_that_of_the_original_library(family):
     if family != "ovis2.5":
         pytest.importorskip("transformers", minversion="5.23")
     original, side = ORIGINALS[family]
-    table = random_table(side)
+    table = table_of(side)
     with torch.no_grad():
         want = original(table, ASKED)
     sizes = [(1, h, w) for h, w in ASKED]
@@ -199,7 +196,7 @@ def test_each_convention_is_that_of_the_original_library(family):
     ],
 )
 def test_ports_that_erred_are_named(family, port, words, identify):
-    table = random_table(32)
+    table = table_of(32)
     result = torch.cat(one_by_one(table, ASKED, mode="bilinear", **port))
     code, out = identify(table, ASKED, result, "--family", family)
     first, nearest, *_ = out.splitlines()

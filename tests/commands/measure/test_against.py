@@ -84,12 +84,6 @@ def test_mistakes_are_run_only_where_something_parts(model, compared, monkeypatc
         compared(model, interpolation="nearest")
 
 
-def test_timms_own_filter_of_pictures_is_named(model, compared):
-    found = compared(model, interpolation="bicubic")["stock"]
-    assert found.first.stage == "pixels"
-    assert found.reason.words == "pictures resized by bicubic"
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "reason"),
     [

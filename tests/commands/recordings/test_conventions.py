@@ -5,27 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.checks import one_by_one
+from tests.support.tiny_recordings import random_table, tokens_of
 from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
 from timm_naflex_fast.functional import resample_pos_embed, resample_pos_embeds
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
-
-
-def random_table(seed, channels=3, size=(8, 9)):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*size, channels, generator=generator).double()
-
-
-def tokens_of(convention, table, *sizes):
-    return torch.from_numpy(convention.tokens(table.numpy(), sizes))
-
-
-def interpolated(table, **options):
-    """``F.interpolate`` of a table (H0, W0, C), (h * w, C)."""
-    resized = F.interpolate(table.permute(2, 0, 1)[None], **options)[0]
-    return resized.permute(1, 2, 0).flatten(0, 1)
 
 
 @pytest.mark.parametrize("antialias", [True, False])
@@ -37,23 +23,20 @@ def test_the_formula_is_pytorchs(n0, corners, mode, antialias):
     positions = "corners" if corners else "half_pixel"
     outside = "dropped" if antialias else "border"
     convention = Convention(mode, coefficient, antialias, outside, corners, positions)
-    table = random_table(0, size=(n0, n0 + 1))
+    table = random_table(0, size=(n0, n0 + 1)).double()
     sizes = [(1, 1, 2), (1, 3, 17), (1, 8, 5), (1, n0, n0 + 1)]
     how = dict(mode=mode, antialias=antialias, align_corners=corners)
     want = torch.cat(one_by_one(table, sizes, **how))
-    torch.testing.assert_close(tokens_of(convention, table, *sizes), want, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(tokens_of(convention, table, sizes), want, atol=1e-6, rtol=1e-6)
 
 
 def test_without_settings_it_is_pytorchs_antialiased_bicubic():
-    table = random_table(0)
-    want = torch.cat(one_by_one(table, [(1, 5, 12)], mode="bicubic", antialias=True))
-    got = tokens_of(Convention(), table, (1, 5, 12))
-    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+    assert Convention() == Convention("bicubic", -0.5, antialias=True, outside="dropped")
 
 
 def test_no_two_conventions_give_the_same_result_or_have_the_same_words():
-    table = random_table(0)
-    results = torch.stack([tokens_of(convention, table, *SIZES).flatten() for convention in ALL])
+    table = random_table(0).double()
+    results = torch.stack([tokens_of(convention, table, SIZES).flatten() for convention in ALL])
     distance = torch.cdist(results, results, p=float("inf")).fill_diagonal_(torch.inf)
     assert distance.min() / table.abs().max() > 1e-4
     words = {convention.words() for convention in ALL}
@@ -75,40 +58,42 @@ def test_differences_name_what_the_reference_does_instead():
     [(None, (6, 4), False), ("order", (6, 4), True), ("size", (4, 6), False), ("table", (4, 6), 1)],
 )
 def test_what_transposed_means(transposed, size, turned):
-    table = random_table(7)
+    table = random_table(7).double()
     want = resample_pos_embed(table, size, mode="bilinear")
     if turned:
         want = want.transpose(0, 1)
-    got = tokens_of(BILINEAR._replace(transposed=transposed), table, (1, 6, 4))
+    got = tokens_of(BILINEAR._replace(transposed=transposed), table, [(1, 6, 4)])
     torch.testing.assert_close(got, want.flatten(0, 1), atol=1e-6, rtol=0)
 
 
 def test_what_frames_and_blocks_mean():
-    table = random_table(8)
+    table = random_table(8).double()
     sizes = [(2, 6, 12), (1, 12, 6)]
     want = resample_pos_embeds(table, sizes, mode="bilinear", merge=3)
-    got = tokens_of(BILINEAR._replace(merge=3), table, *sizes)
+    got = tokens_of(BILINEAR._replace(merge=3), table, sizes)
     torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("positions", "mode"), [("asymmetric", "nearest"), ("half_pixel", "nearest-exact")]
+    ("mode", "coefficient", "positions"),
+    [
+        ("nearest", None, "asymmetric"),
+        ("nearest-exact", None, "half_pixel"),
+        ("bilinear", None, "scale_factor"),
+        ("bicubic", -0.75, "scale_factor"),
+    ],
 )
-def test_nearest_is_pytorchs(positions, mode):
-    table = random_table(2)
-    convention = Convention("nearest", None, False, "border", positions=positions)
-    want = interpolated(table, size=(5, 21), mode=mode)
-    torch.testing.assert_close(tokens_of(convention, table, (1, 5, 21)), want)
-
-
-@pytest.mark.parametrize(("mode", "coefficient"), [("bilinear", None), ("bicubic", -0.75)])
-def test_a_scale_factor_is_pytorchs(mode, coefficient):
-    table = random_table(2)
-    convention = Convention(mode, coefficient, False, "border", positions="scale_factor")
+def test_nearest_and_a_scale_factor_are_pytorchs(mode, coefficient, positions):
+    ours = mode.removesuffix("-exact")
+    convention = Convention(ours, coefficient, False, "border", positions=positions)
+    table = random_table(2).double()
     for h, w in ((8, 9), (5, 21)):
-        want = interpolated(table, scale_factor=((h + 0.1) / 8, (w + 0.1) / 9), mode=mode)
-        got = tokens_of(convention, table, (1, h, w))
-        torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
+        length = dict(size=(h, w))
+        if positions == "scale_factor":
+            length = dict(scale_factor=((h + 0.1) / 8, (w + 0.1) / 9))
+        want = F.interpolate(table.permute(2, 0, 1)[None], mode=mode, **length)
+        got = tokens_of(convention, table, [(1, h, w)])
+        torch.testing.assert_close(got, want[0].flatten(1).T, atol=1e-6, rtol=0)
 
 
 # A table of 4 cells at 0, 1, 2, 3 becomes 2 cells at 0.5 and 2.5, by a filter that reaches 2 cells

@@ -8,6 +8,7 @@ from torch.nn.functional import affine_grid, grid_sample
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.checks import slow
+from tests.support.tiny_recordings import random_table, tokens_of
 from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
 from timm_naflex_fast.commands.recordings.identify import DECIMALS, verdict
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed
@@ -19,18 +20,10 @@ MORE = ALL[16:160:16] + ALL[163::59]
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
 
 
-def tokens_of(convention, table, sizes):
-    return torch.from_numpy(convention.tokens(table.numpy(), sizes))
-
-
-def random_table(seed, channels=3, size=(8, 9)):
-    return torch.randn(*size, channels, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("convention", [ALL[0], *map(slow, MORE)], ids=str)
 def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
     table = random_table(3)
-    tokens = tokens_of(convention, table.double(), SIZES).float()
+    tokens = tokens_of(convention, table, SIZES).float()
     images = tokens.split([t * h * w for t, h, w in SIZES])
     padded = pad_sequence(images, batch_first=True, padding_value=9.0)
     found = identify_resampling(table[None], torch.tensor(SIZES), padded)
@@ -190,11 +183,6 @@ def test_of_a_kernel_that_is_not_known_the_nearest_are_shown():
 
 def test_conventions_that_the_sizes_do_not_tell_apart_are_counted():
     table = TABLES["random"]
-    result = tokens_of(BILINEAR, table.double(), [(1, 17, 19)]).float()
+    result = tokens_of(BILINEAR, table, [(1, 17, 19)]).float()
     is_equal, lines = verdict(BILINEAR, table, (17, 19), result)
     assert is_equal and re.match(r"\d+ conventions are as near; ", lines[-1])
-
-
-def test_the_verdict_needs_sizes_that_the_reference_allows():
-    with pytest.raises(ValueError, match="multiples of the reference's merge, 2"):
-        verdict(BILINEAR._replace(merge=2), TABLE, (4, 3), torch.ones(12, 3))
