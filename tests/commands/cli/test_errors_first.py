@@ -13,15 +13,16 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from timm_naflex_fast.commands.cli.main import main
+from timm_naflex_fast.commands.cli.main import COMMANDS, main
 
 NAFLEX = "naflexvit_base_patch16_gap"
-# In a process where torch and timm cannot be imported: for each call its exit status and stderr.
+# In a process where some modules cannot be imported: for each call its exit status and stderr.
 WITHOUT_TORCH = """
 import contextlib, io, json, sys
 from timm_naflex_fast.commands.cli.main import main
 
-sys.modules["torch"] = sys.modules["timm"] = None
+for name in sys.argv[1:]:
+    sys.modules[name] = None
 found = []
 for words in json.load(sys.stdin):
     err = io.StringIO()
@@ -64,6 +65,8 @@ WRONG = {
     "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
     "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",
     "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
+    "run": "the following arguments are required: SCRIPT",
+    "info --fast": "unrecognized arguments: --fast",
     "bnech": "invalid choice: 'bnech' .*; did you mean bench?",
     "drift --aginst transformers": "unrecognized arguments: --aginst transformers; did you mean --against?",
     "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
@@ -101,14 +104,19 @@ def folder(tmp_path_factory):
 def without_torch(folder):
     """Runs the calls in one process, in which importing torch raises."""
 
-    def run(calls):
-        command = [sys.executable, "-c", WITHOUT_TORCH]
+    def run(calls, *more):
+        command = [sys.executable, "-c", WITHOUT_TORCH, "torch", "timm", *more]
         given = json.dumps([call.replace("MODEL", f"--model {NAFLEX}").split() for call in calls])
         ended = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
     return run
+
+
+def test_help_needs_no_numpy_either(without_torch):
+    help = [*(f"{name} --help" for name in COMMANDS), "--help", "--version"]
+    assert without_torch(help, "numpy") == [[0, ""]] * len(help)
 
 
 def test_a_mistake_is_told_without_torch(without_torch):
