@@ -60,9 +60,16 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
     coord: Any = whole.contiguous().numpy()
     batch, length, _ = coord.shape
-    h, w = (coord[0, -1] + 1).tolist()
-    # Most cheaply told are images of one size without padding: the last token names the last cell.
-    if h > 0 and h * w == length and bool((coord == _row_major(h, w)).all()):
+    # Most cheaply told are images of one size without padding, or one image with any: the last
+    # token names the last cell.
+    tokens = length
+    y, x = coord[0, -1].tolist()
+    if batch == 1 and y == x == 0:
+        tokens = _tokens_before_zeros(coord)
+        y, x = coord[0, tokens - 1].tolist()
+    h = y + 1
+    w = x + 1
+    if h > 0 and h * w == tokens and _are_row_major(coord[:, :tokens], h, w):
         grids = Grids([h] * batch, [w] * batch, None, [False] * batch)
     else:
         grids = _grids_from_maxima(coord, embeds_padding)
@@ -71,10 +78,29 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     return grids
 
 
+def _tokens_before_zeros(coord: Any) -> int:
+    """How many tokens of one image (1, N, 2) come before its padding, one at least.
+
+    >>> _tokens_before_zeros(np.array([[[0, 0], [0, 1], [0, 0], [0, 0]]]))
+    2
+    """
+    (not_zero,) = coord.ravel().nonzero()
+    return int(not_zero[-1]) // 2 + 1 if len(not_zero) else 1
+
+
+def _are_row_major(coord: Any, h: int, w: int) -> bool:
+    """Whether the tokens of each image (B, h*w, 2) name the cells of the grid in order.
+
+    Compared as bytes: on so few numbers NumPy needs longer to begin.
+    """
+    cells = _row_major(h, w)
+    return all(image.tobytes() == cells for image in coord)
+
+
 @lru_cache(maxsize=64)
-def _row_major(h: int, w: int) -> Any:
-    """The coordinates (h*w, 2) of a grid in row-major order."""
-    return np.indices((h, w)).reshape(2, -1).T.copy()
+def _row_major(h: int, w: int) -> bytes:
+    """The coordinates (h*w, 2) of a grid in row-major order, as they stand in memory."""
+    return np.indices((h, w)).reshape(2, -1).T.tobytes()
 
 
 def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
@@ -95,8 +121,8 @@ def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
     cells = [h * w for h, w in zip(heights, widths)]
     cell = axes[0] * np.array(widths)[:, None] + axes[1]  # (B, N)
     if min(cells) > length:
-        # Every image has lost tokens. That the others stand in order all the same is rare: not to
-        # look takes 0.85 of a call.
+        # Every image has lost tokens. That the others stand in order all the same is rare, so
+        # nobody looks.
         return Grids(heights, widths, cell, [True] * batch)
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),

@@ -29,8 +29,7 @@ class Tokens:
     def parts(self) -> Sequence[Tensor]:
         """Of each sample two views, (tokens, C): its tokens in the grid, and those after them.
 
-        Of a contiguous batch all at once. To slice it sample by sample would cost a fifth of a call
-        with a frozen table (16 images).
+        Of a contiguous batch all at once: to slice it sample by sample costs more.
         """
         if self.x.ndim == 3 and not self.x.is_contiguous():
             parts: list[Tensor] = []
@@ -51,8 +50,7 @@ class Tokens:
         """The tokens in the grid, (B, tokens, C), if one operation serves all samples.
 
         Then they share the grid, and the order of their tokens: one image may have any. None where
-        they differ, or get embeddings at padding too. An addition to the whole batch takes 0.82 to 0.89
-        of the time.
+        they differ, or get embeddings at padding too.
         """
         batch = len(self.counts)
         if batch == 0 or self.x.ndim != 3 or len(group.samples) != batch:

@@ -175,15 +175,15 @@ def gradients(
             summed = gradient_of(size)
             if len(steps) == 2:
                 along_x, along_y = steps
-                after_y.add(along_x(summed))
+                after_y.add(along_x(summed), is_free=True)
             elif len(steps) == 1:
                 (both,) = steps
-                total.add(both(summed), both.rows)
+                total.add(both(summed), both.rows, is_free=True)
             else:  # a grid of the table's own size
                 total.add(summed)
         if along_y is not None:
             long_rows = after_y.total().view(-1, w0 * channels)  # (h, W0*C)
-            total.add(along_y(long_rows).view(-1, channels))
+            total.add(along_y(long_rows).view(-1, channels), is_free=True)
     return [total.total().view(h0, w0, channels)]
 
 
