@@ -21,7 +21,7 @@ from ..recordings.format import (
     stage_entry,
 )
 from ..recordings.mistakes import Mistake, known_mistakes
-from ..recordings.rule import channel_sizes, shares
+from ..recordings.rule import Stage
 from .pipelines import Inputs, Pictures, Source, siglip2_weights, stages_of
 
 # Times what was moved: another port rounds at other places.
@@ -115,7 +115,7 @@ def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[s
     # Rounding to whole grey levels moves a pixel by one level.
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
-    level = torch.tensor(channel_sizes("pixels", [right[0]["pixels"]], source.std))
+    level = torch.tensor(Stage("pixels", [right[0]["pixels"]], {}, source.std, {}).sizes)
     noisy = inputs._replace(pixels=(inputs.pixels + levels * level).float())
     found[OWN_PIXELS] = stages_of(noisy, pipeline.tower(noisy))
 
@@ -137,10 +137,12 @@ def wider(
     stage: str, ours: Sequence[Stages], right: Sequence[Stages], std: Sequence[float], room: float
 ) -> dict[str, float]:
     """A stage's limits by measure, those beyond float32's: ``room`` times what the worst picture has."""
-    sizes = channel_sizes(stage, [own[stage] for own in right], std)
     limits = float32_limits(stage)
-    for made, own in zip(ours, right):
-        for measure, share in shares(stage, made[stage], own[stage], sizes).items():
+    reference = [own[stage] for own in right]
+    port = {picture: made[stage] for picture, made in enumerate(ours)}
+    compared = Stage(stage, reference, port, std, limits)
+    for picture in port:
+        for measure, share in compared.shares(picture, reference[picture]).items():
             limit = float(f"{min(room * share, ALL):.2e}")
             limits[measure] = max(limits[measure], limit)
     return limits

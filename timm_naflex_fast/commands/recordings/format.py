@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,7 +92,7 @@ class Recording:
 
 
 def float32_limits(stage: str) -> dict[str, float]:
-    """What float32 may move a stage by, in each of its measures (see ``compare.shares``)."""
+    """What float32 may move a stage by, in each of its measures (see ``rule.Stage.differences``)."""
     return dict(FLOAT32.get(stage, LATER))
 
 
@@ -186,19 +186,16 @@ def read_recording(folder: Path) -> Recording:
     if table is not None:
         check_array(table, (*about["table_size"], *table.shape[-1:]), f"{file}: {TABLE}")
     order = [stage["name"] for stage in about["stages"]]
-    stages = []
-    parts = split_pictures(found, order, len(about["pictures"]), folder)
-    for number, (own, picture) in enumerate(zip(parts, about["pictures"])):
+    stages = split_pictures(found, order, len(about["pictures"]), folder)
+    for number, (own, picture) in enumerate(zip(stages, about["pictures"])):
         for stage in order:
             if stage not in own:
                 raise Unusable(f"{file} holds no {number:03}.{stage}")
             # As many channels as in the first picture.
-            shape = shape_of(stage, picture["grid"], parts[0][stage].shape[-1:])
+            shape = shape_of(stage, picture["grid"], stages[0][stage])
             check_array(own[stage], shape, f"{file}: {number:03}.{stage}")
         if own["grid"].tolist() != picture["grid"]:
             raise Unusable(f"{file}: {number:03}.grid is not the one of recording.json")
-        # The file has an order of its own.
-        stages.append({stage: own[stage] for stage in order})
     mistakes: dict[str, Array] = {}
     if (folder / "mistakes.safetensors").exists():
         mistakes = read_safetensors(folder / "mistakes.safetensors")
@@ -232,11 +229,11 @@ def _check_about(about: Mapping[str, Any]) -> None:
     """Raise ``LookupError``, ``TypeError`` or ``ValueError`` unless all is there that is read."""
     red, green, blue = about["std"]
     height, width = about["table_size"]
-    _check_positive(red, green, blue, height, width, about["mistakes_tried"] + 1)
-    _check_positive(about["patch_size"], about["max_patches"], about["heads"])
+    positive = [red, green, blue, height, width, about["mistakes_tried"] + 1]
+    positive += [about["patch_size"], about["max_patches"], about["heads"]]
     for picture in about["pictures"]:
         height, width = picture["size"]
-        _check_positive(height, width, *picture["grid"])
+        positive += [height, width, *picture["grid"]]
         Path(picture["file"], picture["name"])
     names = [stage["name"] for stage in about["stages"]]
     if names[:1] != ["grid"] or len(set(names)) < len(names) or not about["pictures"]:
@@ -244,19 +241,15 @@ def _check_about(about: Mapping[str, Any]) -> None:
     for stage in about["stages"]:
         for precision in {*PRECISIONS, *stage["limits"]}:
             for measure in float32_limits(stage["name"]):
-                _check_positive(stage["limits"][precision][measure])
+                positive.append(stage["limits"][precision][measure])
+    for number in positive:
+        if not 0 < number < LARGEST:
+            raise ValueError(f"{number} is no number above 0")
     for mistake in about["mistakes"]:
         Path(mistake["name"], mistake["words"])
         names.index(mistake["stage"])
         if not set(mistake["pictures"]) <= set(range(len(about["pictures"]))):
             raise ValueError(f"there is no such picture of mistake {mistake['name']!r}")
-
-
-def _check_positive(*numbers: float) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless all are numbers above 0."""
-    for number in numbers:
-        if not 0 < number < LARGEST:
-            raise ValueError(f"{number} is no number above 0")
 
 
 def split_pictures(
@@ -292,16 +285,16 @@ def split_pictures(
             if stage in stages[number]:
                 raise Unusable(f"{folder} holds {number:03}.{stage} twice, once in {name}")
             stages[number][stage] = one
-    return stages
+    # A file has an order of its own.
+    return [{stage: own[stage] for stage in order if stage in own} for own in stages]
 
 
-def shape_of(stage: str, grid: Sequence[int], channels: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a stage of a picture; ``channels``: how many, as a tuple."""
-    if stage == "grid":
-        return (2,)
-    if stage == "pooled":
+def shape_of(stage: str, grid: Iterable[int], like: Array) -> tuple[int, ...]:
+    """The shape of a stage of a picture that has this grid; ``like``: the stage of another one."""
+    channels = like.shape[-1:]
+    if stage in ("grid", "pooled"):
         return channels
-    return (math.prod(grid), *channels)
+    return (math.prod(map(int, grid)), *channels)
 
 
 def check_array(numbers: Array, shape: tuple[int, ...], what: str) -> Array:
@@ -345,25 +338,19 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
             raise Unusable(f"{folder}: its table is not the reference's: other weights")
     if not found:
         raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
-    stages = []
-    parts = split_pictures(found, reference.order, len(reference.stages), folder)
-    for number, own in enumerate(parts):
-        port: Stages = {}
-        for stage in reference.order:
-            if stage in own:
-                what = f"{folder}: {number:03}.{stage}"
-                port[stage] = _checked(own[stage], stage, reference.stages[number], port, what)
-        stages.append(port)
+    stages = split_pictures(found, reference.order, len(reference.stages), folder)
+    for number, own in enumerate(stages):
+        for stage in own:
+            what = f"{folder}: {number:03}.{stage}"
+            own[stage] = _checked(own, stage, reference.stages[number], what)
     return stages
 
 
-def _checked(numbers: Array, stage: str, reference: Stages, port: Stages, what: str) -> Array:
-    """A port's numbers of a stage, without padding, in float64.
-
-    ``port``: the stages before. Where its grid is another one, it tells how many tokens there are.
-    """
-    grid = port.get("grid", reference["grid"])
-    wanted = shape_of(stage, [int(side) for side in grid], reference[stage].shape[-1:])
+def _checked(port: Stages, stage: str, reference: Stages, what: str) -> Array:
+    """A port's numbers of a stage, without padding, in float64."""
+    numbers = port[stage]
+    # Its own grid, which comes first, tells how many tokens there are.
+    wanted = shape_of(stage, port.get("grid", reference["grid"]), reference[stage])
     if len(wanted) == 1 and numbers.size == wanted[0]:
         numbers = numbers.reshape(-1)  # some keep the axis of the one query
     elif numbers.ndim == 3 and len(numbers) == 1:
@@ -393,6 +380,12 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
     from safetensors.numpy import save
 
     folder = folder.resolve()
+    arrays: dict[str, Array] = {}
+    for number, stages in enumerate(recording.stages):
+        for stage, numbers in stages.items():
+            arrays[f"{number:03}.{stage}"] = np.ascontiguousarray(numbers)
+    if recording.table is not None:
+        arrays[TABLE] = np.ascontiguousarray(recording.table)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".naflex-fast-") as made:
         part = Path(made, folder.name)
         (part / "pictures").mkdir(parents=True)
@@ -405,17 +398,8 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
         text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
         (part / "recording.json").write_text(text, encoding="utf-8")
         # safetensors' own ``save_file`` lets nobody else read the file.
-        (part / "stages.safetensors").write_bytes(save(dict(_named(recording))))
+        (part / "stages.safetensors").write_bytes(save(arrays))
         (part / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)
-
-
-def _named(recording: Recording) -> Iterator[tuple[str, Array]]:
-    """The arrays of stages.safetensors."""
-    for number, stages in enumerate(recording.stages):
-        for stage, numbers in stages.items():
-            yield f"{number:03}.{stage}", np.ascontiguousarray(numbers)
-    if recording.table is not None:
-        yield TABLE, np.ascontiguousarray(recording.table)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...batch.layout import FrameSizes, sizes_on_host
 from .conventions import Convention, conventions
 from .format import PRECISIONS, Array
-from .rule import channel_sizes, shares
+from .rule import Stage
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
@@ -197,8 +197,8 @@ def verdict(
 def distance(convention: Convention, table: Array, sizes: FrameSizes, tokens: Array) -> float:
     """How far tokens are from a convention's: of the worst token or channel, as a share of it."""
     wanted = convention.tokens(table, sizes)
-    stage = "position_embedding"
-    return max(shares(stage, tokens, wanted, channel_sizes(stage, [wanted], [])).values())
+    stage = Stage("position_embedding", [wanted], {0: tokens}, [], {})
+    return max(stage.shares(0, wanted).values())
 
 
 def limit_of(precision: str, table: Array) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .conventions import Convention, conventions
 from .format import PRECISIONS, Array, Recording, Stages, sampled
-from .rule import Stage, differences, stages_at
+from .rule import Stage, stages_at
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
@@ -194,8 +194,7 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
     if all(stage.times(one, factor * stage.reference[one]) <= 1 for one in parting):
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
-    found = differences(stage.name, ours, theirs, stage.sizes)
-    for measure, numbers in found.items():
+    for measure, numbers in stage.differences(picture, theirs).items():
         beyond = np.flatnonzero(numbers > stage.limits[measure])
         if measure in ("token", "channel") and 0 < beyond.size < numbers.size:
             words += f"; in picture {picture:03} {beyond.size} of {numbers.size} {measure}s differ"

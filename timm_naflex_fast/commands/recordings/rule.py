@@ -5,6 +5,7 @@ Tests: tests/commands/recordings/test_compare.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -42,27 +43,66 @@ class Stage:
         name: of the stage.
         reference: its numbers in each picture.
         port: the port's, in the pictures that can be compared.
-        sizes: of its channels, see :func:`channel_sizes`.
+        std: that of each colour, by which pixels were divided.
         limits: what counts as rounding, by measure.
     """
 
     name: str
     reference: Sequence[Array]
     port: Mapping[int, Array]
-    sizes: Array
+    std: Sequence[float]
     limits: Mapping[str, float]
 
-    def shares(self, picture: int, numbers: Array) -> dict[str, float]:
-        """How far the port is from these numbers of a picture, by measure; see :func:`shares`.
+    @cached_property
+    def sizes(self) -> Array:
+        """How large its channels (C,) are: the root mean square over all tokens of the reference.
 
-        They may be a sample of its tokens.
+        Of all pictures: one of few tokens may have a channel near zero. Of pixels, one grey level.
+        """
+        if self.name == "pixels":
+            width = self.reference[0].shape[1]
+            return np.tile(1 / (255 * np.array(self.std)), width // len(self.std))
+        return root_mean_square(np.concatenate([np.atleast_2d(one) for one in self.reference]))
+
+    def differences(self, picture: int, theirs: Array) -> dict[str, Array]:
+        """How far the port is from these numbers of a picture, by each measure of the stage.
+
+        - Grid: each difference.
+        - Pixels: each difference, and that of the picture's mean, in grey levels.
+        - The pooled output: each difference, as a share of the largest number.
+        - Tokens (N, C): of each token the median difference, as a share of its median number; of
+          each channel the root mean square difference, as a share of its root mean square. So an
+          outlier of one cell or channel hides nothing.
+
+        The numbers may be a sample of the picture's tokens.
         """
         ours = self.port[picture]
-        if ours.shape != numbers.shape:
+        if ours.shape != theirs.shape:
             ours = sampled(ours)
-        if ours.shape != numbers.shape:
-            return dict.fromkeys(self.limits, np.inf)
-        return shares(self.name, ours, numbers, self.sizes)
+        if ours.shape != theirs.shape:
+            return dict.fromkeys(self.limits, np.array(np.inf))
+        off = np.abs(ours - theirs)
+        if self.name == "grid":
+            return {"number": off}
+        if self.name == "pixels":
+            # A mistake may spread pixels wider, and so what their rounding moves.
+            spread = max(float(np.ptp(theirs / self.sizes)) / 255, 1.0)
+            mean = ((ours - theirs) / self.sizes).mean()
+            return {"pixel": off / self.sizes / spread, "mean": np.abs(mean) / spread}
+        smallest = SMALLEST_SCALE * np.median(self.sizes) + np.finfo(np.float64).tiny
+        if self.name == "pooled":
+            return {"number": off / max(np.abs(theirs).max(), smallest)}
+        token_sizes = np.median(np.abs(theirs), 1)  # (N,)
+        channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))  # (C,)
+        return {
+            "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
+            "channel": root_mean_square(off) / np.maximum(channel_sizes, smallest),
+        }
+
+    def shares(self, picture: int, numbers: Array) -> dict[str, float]:
+        """The largest of the differences from these numbers of a picture, by measure."""
+        found = self.differences(picture, numbers)
+        return {measure: float(off.max()) for measure, off in found.items()}
 
     def times(self, picture: int, numbers: Array) -> float:
         """How far the port is from these numbers of a picture, in limits: beyond 1 they differ."""
@@ -71,13 +111,15 @@ class Stage:
 
     def row(self) -> Row:
         """How far the port is from the reference."""
-        largest = dict.fromkeys(self.limits, 0.0)
+        shares = {picture: self.shares(picture, self.reference[picture]) for picture in self.port}
         parting = []
-        for picture in self.port:
-            found = self.shares(picture, self.reference[picture])
-            largest = {measure: max(largest[measure], found[measure]) for measure in largest}
-            if any(found[measure] > limit for measure, limit in self.limits.items()):
+        for picture, found in shares.items():
+            # Not "greater than": NaN differs too.
+            if not all(found[measure] <= limit for measure, limit in self.limits.items()):
                 parting.append(picture)
+        largest = {}
+        for measure in self.limits:
+            largest[measure] = max(found[measure] for found in shares.values())
         measure = max(largest, key=lambda one: largest[one] / self.limits[one])
         return Row(
             self.name,
@@ -106,8 +148,7 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
             # Who reads the pictures itself has other pixels, and later numbers follow them.
             for measure, limit in reference.limits[name].get(OWN_PIXELS, {}).items():
                 limits[measure] += moved * limit
-        sizes = channel_sizes(name, right, reference.about["std"])
-        stage = Stage(name, right, written, sizes, limits)
+        stage = Stage(name, right, written, reference.about["std"], limits)
         found.append(stage)
         if name == "pixels":
             levels = [stage.shares(picture, right[picture])["pixel"] for picture in written]
@@ -123,59 +164,6 @@ def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array
         if picture in tokens and ours.shape == theirs.shape:
             found[picture] = tokens[picture] - (ours - theirs)
     return found
-
-
-def shares(stage: str, ours: Array, theirs: Array, sizes: Array) -> dict[str, float]:
-    """The largest of :func:`differences`, by measure."""
-    found = differences(stage, ours, theirs, sizes)
-    return {measure: float(numbers.max()) for measure, numbers in found.items()}
-
-
-def differences(stage: str, ours: Array, theirs: Array, sizes: Array) -> dict[str, Array]:
-    """How far numbers of a stage are from others of the same shape, by each measure of the stage.
-
-    - Grid: each difference.
-    - Pixels: each difference, and that of the picture's mean, in grey levels.
-    - The pooled output: each difference, as a share of the largest number.
-    - Tokens (N, C): of each token the median difference, as a share of its median number; of each
-      channel the root mean square difference, as a share of its root mean square. So an outlier of
-      one cell or channel hides nothing.
-
-    ``sizes``: of the channels, see :func:`channel_sizes`.
-    """
-    off = np.abs(ours - theirs)
-    if stage == "grid":
-        return {"number": off}
-    if stage == "pixels":
-        # A mistake may spread pixels wider, and so what their rounding moves.
-        spread = max(float(np.ptp(theirs / sizes)) / 255, 1.0)
-        mean = ((ours - theirs) / sizes).mean()
-        return {"pixel": off / sizes / spread, "mean": np.abs(mean) / spread}
-    smallest = SMALLEST_SCALE * np.median(sizes) + np.finfo(np.float64).tiny
-    if stage == "pooled":
-        return {"number": off / max(np.abs(theirs).max(), smallest)}
-    token_sizes = np.median(np.abs(theirs), 1)  # (N,)
-    sizes = np.maximum(sizes, root_mean_square(theirs))  # (C,)
-    return {
-        "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
-        "channel": root_mean_square(off) / np.maximum(sizes, smallest),
-    }
-
-
-def channel_sizes(stage: str, pictures: Sequence[Array], std: Sequence[float]) -> Array:
-    """How large the channels (C,) of a stage are: the root mean square over all tokens.
-
-    Of all pictures: one of few tokens may have a channel near zero. Of pixels, one grey level.
-
-    Args:
-        stage: its name.
-        pictures: its numbers in each picture.
-        std: that of each colour, by which pixels were divided.
-    """
-    if stage == "pixels":
-        width = pictures[0].shape[1]
-        return np.tile(1 / (255 * np.array(std)), width // len(std))
-    return root_mean_square(np.concatenate([np.atleast_2d(numbers) for numbers in pictures]))
 
 
 def root_mean_square(tokens: Array) -> Array:

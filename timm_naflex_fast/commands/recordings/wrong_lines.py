@@ -1,11 +1,9 @@
 """What the wrong lines of ``mistakes.diff`` call, beside what the port in NumPy has itself.
 
-A matrix (n, n0) resizes one axis, from n0 cells to n.
-
 Tests: tests/commands/recordings/test_mistakes.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,37 +26,6 @@ def by_torch(numbers: Any, size: Sequence[int] | None, **options: Any) -> Array:
 
     channels = torch.from_numpy(np.array(numbers, np.float32)).permute(2, 0, 1)[None]
     return F.interpolate(channels, size, **options)[0].permute(1, 2, 0).numpy()
-
-
-def by_matrices(picture: Any, size: Sequence[int], matrix: Callable[[int, int], Array]) -> Array:
-    """A picture resized to (width, height) and rounded, with a matrix for each axis."""
-    rows = matrix(size[1], picture.height)
-    columns = matrix(size[0], picture.width)
-    sums = np.einsum("ij,jkc,lk->ilc", rows, np.asarray(picture), columns, optimize=True)
-    return sums.round()
-
-
-def covered(n: int, n0: int) -> Array:
-    """The matrix that takes the mean of the area which a cell covers."""
-    step = n0 / n
-    starts = np.arange(n)[:, None] * step
-    cells = np.arange(n0)
-    overlap = np.minimum(starts + step, cells + 1) - np.maximum(starts, cells)
-    return np.maximum(overlap, 0) / step
-
-
-def between(n: int, n0: int) -> Array:
-    """OpenCV's for INTER_AREA where a picture becomes larger: mostly one cell, seldom two."""
-    step = n0 / n
-    first = np.floor(np.arange(n) * step)
-    share = np.arange(1, n + 1) - (first + 1) / step
-    return at(first + np.where(share > 0, share % 1, 0), n0)
-
-
-def at(places: Array, n0: int) -> Array:
-    """The matrix that reads the cells at these places (n,) linearly; outside the border's."""
-    distance = np.abs(np.arange(n0) - places.clip(0, n0 - 1)[:, None])
-    return np.maximum(1 - distance, 0)
 
 
 def without(weights: Weights, *ends: str) -> dict[str, Array]:
