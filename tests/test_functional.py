@@ -2,6 +2,7 @@
 
 import warnings
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def is_refused(function, message, **change):
     with pytest.raises(ValueError, match=message):
         function(**arguments)
     # And nothing has changed.
-    if function in (fast.add_pos_embed_, fast.add_factorized_pos_embed_):
+    if "x" in arguments and "x" not in change:
         assert not arguments["x"].any()
 
 
@@ -89,11 +90,24 @@ def test_a_wrong_table_is_named():
         add(message, table=table)
         resample(message, table=table)
     add("table must be a tensor of real numbers", table=NO_TENSOR)
-    add_factorized("table_y must be a tensor of real numbers", table_y=NO_TENSOR[0])
     add_factorized("table_x must have shape", table_x=torch.zeros(4))
-    resample("floating point", table=TABLE.long())
     is_refused(fast.resample_pos_embed, r"shape \(H0, W0, C\)", table=LINE)
     is_refused(fast.resample_patch_kernel, r"\(O, I, H0, W0\)", weight=TABLE)
+    is_refused(fast.resample_patch_kernel, "weight must be a tensor of real", weight=None)
+
+
+FLOAT8 = "torch.float8_e5m2"
+# Each tensor that a function takes, and whether it may have the dtype float8.
+ARGUMENTS = [
+    (fast.add_pos_embed_, "table", TABLE, False),
+    (fast.resample_pos_embeds, "table", TABLE, False),
+    (fast.resample_pos_embed, "table", TABLE, False),
+    (fast.add_factorized_pos_embed_, "table_x", LINE, False),
+    (fast.add_pos_embed_, "x", torch.ones(2, 6, 4), False),
+    (fast.add_pos_embed_, "patch_coord", COORD, True),  # whole numbers, like those of every float
+    (fast.resample_pos_embeds, "grid_sizes", torch.tensor(SIZES), True),
+    (fast.resample_patch_kernel, "weight", torch.ones(2, 3, 4, 4), True),  # as in timm
+]
 
 
 def kinds(tensor):
@@ -101,26 +115,26 @@ def kinds(tensor):
     floats = tensor.float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # prototypes, and what will go
-        yield "torch.sparse_coo", floats.to_sparse()
-        yield "torch.sparse_csr", floats.flatten(1).to_sparse_csr()
-        yield (
-            "torch.qint8",
-            torch.quantize_per_tensor(floats, 0.1, 0, torch.qint8),
-        )
-        yield "nested", torch.nested.nested_tensor([floats, floats])
-    yield "torch._mkldnn", floats.to_mkldnn()
-    yield "torch.complex64", floats.to(torch.complex64)
-    yield "torch.float8_e5m2", floats.to(torch.float8_e5m2)
+        return {
+            "torch.sparse_coo": floats.to_sparse(),
+            "torch.sparse_csr": floats.flatten(1).to_sparse_csr(),
+            "torch.qint8": torch.quantize_per_tensor(floats, 0.1, 0, torch.qint8),
+            "nested": torch.nested.nested_tensor([floats, floats]),
+            "torch._mkldnn": floats.to_mkldnn(),
+            "torch.complex64": floats.to(torch.complex64),
+            FLOAT8: floats.to(torch.float8_e5m2),
+        }
 
 
-def test_every_other_kind_of_table_is_named():
-    for name, table in [*kinds(TABLE), ("torch.bool", TABLE.bool()), ("int64", TABLE.long())]:
-        message = f"^table must be .*{name}"
-        add(message, table=table)
-        resample(message, table=table)
-        is_refused(fast.resample_pos_embed, message, table=table)
-    for name, line in [*kinds(LINE), ("torch.bool", LINE.bool())]:
-        add_factorized(f"^table_x must be .*{name}", table_x=line)
+@pytest.mark.parametrize(("function", "name", "right", "takes_float8"), ARGUMENTS)
+def test_every_other_kind_of_tensor_is_named(function, name, right, takes_float8):
+    wrong = kinds(right)
+    if takes_float8:
+        del wrong[FLOAT8]
+    if "table" in name:
+        wrong |= {"torch.bool": right.bool(), "int64": right.long()}
+    for kind, value in wrong.items():
+        is_refused(function, f"^{name} must be .*{kind}", **{name: value})
 
 
 def test_a_table_elsewhere_than_the_tokens_is_named():
@@ -131,13 +145,8 @@ def test_a_table_elsewhere_than_the_tokens_is_named():
 
 @pytest.mark.parametrize(
     "function",
-    [
-        fast.add_pos_embed_,
-        fast.add_factorized_pos_embed_,
-        fast.resample_pos_embed,
-        fast.resample_pos_embeds,
-        fast.resample_patch_kernel,
-    ],
+    dict.fromkeys(function for function, *_ in ARGUMENTS),
+    ids=lambda function: function.__name__,
 )
 def test_on_the_device_meta_a_result_has_its_shape_and_dtype(function):
     want = function(**complete(function))
@@ -148,32 +157,6 @@ def test_on_the_device_meta_a_result_has_its_shape_and_dtype(function):
     got = function(**arguments)
     assert got.is_meta
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
-
-
-def test_every_other_kind_of_tokens_is_named():
-    for name, x in kinds(torch.ones(2, 6, 4)):
-        with pytest.raises(ValueError, match=f"^x must be .*{name}"):
-            fast.add_pos_embed_(x, TABLE, COORD)
-
-
-def test_every_other_kind_of_coordinates_and_sizes_is_named():
-    for name, coord in kinds(COORD):
-        if name == "torch.float8_e5m2":  # whole numbers, like those of every float
-            assert torch.equal(embedded(coord=coord), embedded())
-        else:
-            add(f"^patch_coord must be .*{name}", patch_coord=coord)
-    for name, sizes in kinds(torch.tensor(SIZES)):
-        if name != "torch.float8_e5m2":  # no integers, like every float
-            add(f"^grid_sizes must be .*{name}", patch_coord=None, grid_sizes=sizes)
-            resample(f"^grid_sizes must be .*{name}", grid_sizes=sizes)
-
-
-def test_every_other_kind_of_patch_kernel_is_named():
-    for name, weight in kinds(torch.ones(2, 3, 4, 4)):
-        if name != "torch.float8_e5m2":  # computed in float32, as in timm
-            message = f"^weight must be .*{name}"
-            is_refused(fast.resample_patch_kernel, message, weight=weight)
-    is_refused(fast.resample_patch_kernel, "weight must be a tensor of real", weight=None)
 
 
 def test_wrong_tokens_are_named():
@@ -282,18 +265,15 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("antialias", [True, False])
-def test_computed_in_float32_at_least_and_cast_once(dtype, mode, antialias):
+def test_computed_in_float32_at_least_and_cast_once(dtype):
     sizes = [(7, 30), (16, 16), (5, 1)]
     table = torch.randn(1, 16, 16, 64, dtype=dtype)
-    want = torch.cat(one_by_one(table[0], sizes, mode=mode, antialias=antialias))
-
-    got = fast.resample_pos_embeds(table, sizes, mode=mode, antialias=antialias)
-
-    assert got.dtype == dtype
     rounding = 1e-12 if dtype == torch.float64 else torch.finfo(dtype).eps / 2 + 1e-6
-    assert relative(got, want) <= rounding
+    for mode, antialias in product(["bilinear", "bicubic"], [True, False]):
+        want = torch.cat(one_by_one(table[0], sizes, mode=mode, antialias=antialias))
+        got = fast.resample_pos_embeds(table, sizes, mode=mode, antialias=antialias)
+        assert got.dtype == dtype
+        assert relative(got, want) <= rounding
 
 
 def test_linear_in_tokens_and_no_loop_over_images_in_the_backward():

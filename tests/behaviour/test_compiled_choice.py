@@ -63,21 +63,6 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
             assert gives(compiled, results) == "grid_sample"
 
 
-def test_graphs_of_choices_that_come_back_are_found_again_while_ours_is_in_place(model, results):
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(model, backend=counter)
-    frames = []
-    with enable("matmul"):
-        for _ in range(3):
-            assert gives(compiled, results) == "exact"
-            with enable("grid_sample", model=model):
-                assert gives(compiled, results) == "grid_sample"
-                with enable("interpolate_cached", model=model):
-                    assert gives(compiled, results) == "exact"
-            frames.append(counter.frame_count)
-    assert frames[0] == frames[1] == frames[2]
-
-
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_copy_and_a_pickle(model, results, backend):
@@ -262,5 +247,6 @@ def test_who_filters_no_guards_pays_nothing_for_it(model, results):
         for _ in range(3):
             for mode in ("grid_sample", "matmul"):
                 with enable(mode, model=model):
-                    gives(compiled, results)
+                    for _ in range(2):
+                        gives(compiled, results)
     assert counter.frame_count == 2

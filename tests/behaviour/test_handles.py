@@ -146,28 +146,6 @@ def test_overlapping_requests_in_threads(pool):
     assert status().models == ()
 
 
-@pytest.mark.usefixtures("clean")
-def test_models_are_copied_while_other_threads_enable(pool):
-    """The program goes through the choices of every copy while another thread makes one more."""
-    model = small_vit(depth=0)
-    enable("grid_sample", model=model)
-    copies = [copy.deepcopy(model.embeds) for _ in range(100)]
-
-    def copy_models():
-        for _ in range(100):
-            copies.append(copy.deepcopy(model.embeds))
-
-    def enable_often():
-        for _ in range(50):
-            enable("matmul").restore()
-
-    for future in [pool.submit(copy_models), pool.submit(enable_often)]:
-        future.result()
-    for each in copies:
-        (choice,) = vars(each)[CHOICES_ATTRIBUTE]
-        assert choice.settings.pos_embed == "grid_sample"
-
-
 def test_a_handle_that_was_left_is_not_entered_again():
     everywhere = enable()
     everywhere.restore()

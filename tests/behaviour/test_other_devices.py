@@ -59,34 +59,24 @@ LEARNED = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-@pytest.mark.parametrize("options", LEARNED, ids=str)
-def test_learned_tables_and_their_gradients(check, strategy, options):
-    # Without the second derivative: at width 1 that of F.interpolate itself is wrong.
-    check(lambda to: learned(to, strategy=strategy, **options)[:-1])
-    # Only F.interpolate, which needs sizes, reads the grids on the host.
-    assert bool(waits) == (strategy == "interpolate_cached")
-
-
-@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-def test_factorized_tables_and_their_gradients(check, strategy):
+def test_tables_and_their_gradients(check, strategy):
+    for options in LEARNED:
+        # Without the second derivative: at width 1 that of F.interpolate itself is wrong.
+        case = partial(learned, strategy=strategy, **options)
+        check(lambda to, case=case: case(to)[:-1])
+        # Only F.interpolate, which needs sizes, reads the grids on the host.
+        assert bool(waits) == (strategy == "interpolate_cached")
     check(partial(factorized, strategy=strategy), forward=4e-6)
 
 
-@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
-@pytest.mark.parametrize("options", [{}, dict(length=40, padding="first"), dict(merge=2)], ids=str)
-@pytest.mark.parametrize("move_sizes", [False, True])
-def test_embeddings_by_sizes(check, strategy, options, move_sizes):
-    check(partial(embeds, move_sizes=move_sizes, strategy=strategy, **options))
-
-
-@pytest.mark.parametrize("size", [(9, 14), (20, 20), (32, 12)])
-def test_patch_kernels_and_their_gradients(check, size):
-    check(partial(patch_kernel, size=size), forward=1e-5)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_rotary_embeddings(check, kind):
-    check(partial(rope, kind=kind))
+def test_embeddings_by_sizes_patch_kernels_and_rotary_embeddings(check):
+    for strategy in ("matmul", "interpolate_cached"):
+        for options in ({"move_sizes": True}, {"length": 40, "padding": "first"}, {"merge": 2}):
+            check(partial(embeds, strategy=strategy, **options))
+    for size in ((9, 14), (20, 20), (32, 12)):
+        check(partial(patch_kernel, size=size), forward=1e-5)
+    for kind in CLASSES:
+        check(partial(rope, kind=kind))
 
 
 @pytest.mark.parametrize("method", ["naflex_pos_embed", "pos_embed"])
@@ -101,16 +91,16 @@ def test_timms_embeddings_are_trained_three_steps(check, mode, kind, method):
         tables = [table for name, table in module.named_parameters() if "pos_embed" in name]
         where = to(COORD) if method == "naflex_pos_embed" else (1, 31)
         x = to(random(6, 31, 32, seed=1))
+        optimizer = torch.optim.SGD(tables, 10.0, foreach=False)
         outs = []
         with running(mode):
             for _ in range(3):
                 out = x * 1
                 getattr(module, f"_apply_{kind}_{method}")(out, where)
                 outs.append(out.detach())
-                gradients = torch.autograd.grad(out.square().mean(), tables)
-                with torch.no_grad():
-                    for table, gradient in zip(tables, gradients, strict=True):
-                        table -= 10 * gradient
+                optimizer.zero_grad()
+                out.square().mean().backward()
+                optimizer.step()
         return [torch.stack(outs)]
 
     (want,) = check(train, forward=1e-5)

@@ -166,8 +166,3 @@ def test_random_coordinates_stay_with_timm():
     with enable(), pytest.warns(UserWarning, match=message):
         got = draw()
     assert torch.equal(got, draw())
-
-
-def test_wrong_inputs_are_named():
-    with enable(), pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
-        vit("axial")._generate_rope_naflex(torch.zeros(2, 6, 32), torch.zeros(2, 5, 2))

@@ -224,19 +224,3 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
     ((rows, columns),) = kept._pinned.values()
     assert rows.shape == (4, 6)
     assert columns.shape == (6, 5)
-
-
-def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
-    with SecondDevice(monkeypatch):
-        x = torch.zeros(3, 4, device="cuda")
-        index = torch.tensor([0, 2])
-        with pytest.raises(RuntimeError, match="takes a tensor of the CPU"):
-            x.index_add_(0, index, x[:2])
-        waits.clear()
-        x += torch.tensor(1.0)  # a number, as on a GPU
-        x.copy_(torch.ones(3, 4), non_blocking=True)
-        assert not waits
-        reads = x.sum().item, x.cpu, x.tolist, lambda: x[x > 0], lambda: x[index]
-        for read in reads:
-            read()
-        assert waits.total() == len(reads)
