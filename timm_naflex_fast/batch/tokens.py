@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -24,9 +23,20 @@ class Tokens:
 
     x: Tensor
     counts: TokenCounts
+    _parts: Sequence[Tensor] | None = None
 
-    @cached_property
+    @property
     def parts(self) -> Sequence[Tensor]:
+        """:meth:`_split`, once.
+
+        Not by ``cached_property``: before Python 3.12 all objects share its lock, and a process that
+        is forked while a thread holds it waits for ever.
+        """
+        if self._parts is None:
+            self._parts = self._split()
+        return self._parts
+
+    def _split(self) -> Sequence[Tensor]:
         """Of each sample two views, (tokens, C): its tokens in the grid, and those after them.
 
         Of a contiguous batch all at once: to slice it sample by sample costs more.

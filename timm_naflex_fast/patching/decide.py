@@ -21,11 +21,13 @@ from .library import Library, Replacement, original, overridden_by
 def settings_for(module: Any, library: Library) -> Settings:
     """What the user chose for this module, else for every model; only the latter, if it is none."""
     own: Any = ()
+    is_traced = torch.compiler.is_dynamo_compiling()
+    if is_traced:
+        graphs.note_guard_filter()
     if isinstance(module, nn.Module):
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
-        if torch.compiler.is_dynamo_compiling():
-            graphs.note_guard_filter()
+        if is_traced:
             own = getattr(module, CHOICES_ATTRIBUTE, ())
         else:
             own = module.__dict__.get(CHOICES_ATTRIBUTE, ())
