@@ -11,15 +11,13 @@
 Tests: tests/patching/test_install.py.
 """
 
-import itertools
 import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from ..names import STRATEGY_NAMES, StrategyName, did_you_mean
 
@@ -106,12 +104,10 @@ class Choice:
     """
 
     settings: Settings
-    model_class: str  # the name of the class of the model that it is for; "": every model
     libraries: tuple[Any, ...]  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
-    number: int = field(default_factory=itertools.count(1).__next__)  # the newest has the largest
     handle: Any = lambda: None  # a weak reference to what can end it
-    places: tuple[Any, ...] = ()  # weak references to the modules, or libraries, that have it
+    places: WeakSet[Any] = field(default_factory=WeakSet)  # the modules, or libraries, that have it
     ended: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Choice":
@@ -121,20 +117,19 @@ class Choice:
         return type(None), ()
 
 
-all_choices: WeakSet[Choice] = WeakSet()
-"""As long as a handle, a model, a copy of it or a library has them."""
+all_choices: WeakValueDictionary[int, Choice] = WeakValueDictionary()
+"""By ``id``, oldest first, as long as a handle, a model, a copy of it or a library has them."""
 
 
 def holding() -> list[Choice]:
     """All choices that have not ended, oldest first."""
-    left = [choice for choice in all_choices.copy() if not choice.ended]
-    return sorted(left, key=lambda choice: choice.number)
+    return [choice for choice in list(all_choices.values()) if not choice.ended]
 
 
 def put(choice: Choice, places: Sequence[Any]) -> None:
     """Let a choice hold from now on: for these modules, or for every model of these libraries."""
-    choice.places = tuple(map(weakref.ref, places))
-    all_choices.add(choice)
+    choice.places.update(places)
+    all_choices[id(choice)] = choice
     for place in places:
         vars(place)[CHOICES_ATTRIBUTE] = (*_left(place), choice)
 
@@ -142,9 +137,8 @@ def put(choice: Choice, places: Sequence[Any]) -> None:
 def end(choice: Choice) -> None:
     """Let the newest of what is left hold. A place without choices is left as it was."""
     choice.ended = True
-    for reference in choice.places:
-        place = reference()
-        if place is not None and CHOICES_ATTRIBUTE in vars(place):
+    for place in list(choice.places):
+        if CHOICES_ATTRIBUTE in vars(place):
             left = _left(place)
             if left:
                 vars(place)[CHOICES_ATTRIBUTE] = left

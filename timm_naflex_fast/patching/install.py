@@ -10,6 +10,7 @@ call ``enable()``.
 
 import functools
 import importlib
+import itertools
 import sys
 import weakref
 from types import ModuleType
@@ -42,7 +43,6 @@ from .library import (
     hidden,
     is_ours,
     originals,
-    with_derived,
 )
 from .not_served import not_served
 from .releases import check_supported
@@ -93,18 +93,14 @@ def imported_libraries() -> list[Library]:
 
 
 def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
-    """Warn of what hides ours in one model or, without one, in classes derived from the library's.
+    """Warn of what hides ours in a model.
 
     Raises:
-        RuntimeError: there is such a thing in the model, and ``strict`` forbids it.
+        RuntimeError: there is such a thing, and ``strict`` forbids it.
     """
-    users: list[Any] = list(modules)
-    if not modules:
-        for owner in library.owners().values():
-            users += with_derived(owner)
-    for sentence in hidden(library, users):
+    for sentence in hidden(library, modules):
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-        if strict and modules:
+        if strict:
             raise RuntimeError(f"{message}. Nothing was changed")
         warn(message)
 
@@ -200,30 +196,28 @@ def _take_off(library: Library) -> None:
     library.in_place.intersection_update(covered)
 
 
-def modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
-    """The modules in ``model`` whose methods are replaced, and the libraries that they are of.
+def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
+    """The modules in ``model`` whose methods are replaced, by the library that they are of.
 
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    modules: list[nn.Module] = []
-    libraries: list[Library] = []
-    names = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
-    sentences = [f"{type(model).__name__} contains {names}"]
-    if isinstance(model, nn.Module):
-        # Of a library that is not imported there is no module in the model.
-        for library in imported_libraries():
-            classes = tuple(each for each in library.owners().values() if isinstance(each, type))
-            inside = [part for part in model.modules() if isinstance(part, classes)]
-            if inside:
-                modules += inside
-                libraries.append(library)
+    modules: dict[Library, list[nn.Module]] = {}
+    # Of a library that is not imported there is no module in the model.
+    libraries = imported_libraries()
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    for library in libraries:
+        classes = tuple(each for each in library.owners().values() if isinstance(each, type))
+        inside = [part for part in parts if isinstance(part, classes)]
+        if inside:
+            modules[library] = inside
     if not modules:
-        if isinstance(model, nn.Module):
-            sentences += not_served(imported_libraries(), model)
+        names = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
+        sentences = [f"{type(model).__name__} contains {names}"]
+        sentences += not_served(libraries, map(type, parts))
         sentences.append("valid is any torch.nn.Module that contains one of them")
         raise ValueError("; ".join(sentences))
-    return modules, libraries
+    return modules
 
 
 class Handle:
@@ -268,8 +262,9 @@ def enable(
     """Replace a library's resampling, for every model (made before or after) or for one.
 
     ``status()`` counts anew. The newest call holds, until its handle is left or ``disable()`` ends
-    all. What another package has put on one module before (accelerate's hooks) or has in a derived
-    class is left as it is, with a warning; on a class of the library it is an error.
+    all. What another package has put on one module before (accelerate's hooks), or a derived class
+    has, is left as it is, with a warning: for ``model`` at once; without one, in transformers, at
+    its first call. On a class of the library it is an error.
 
     Args:
         mode: "matmul" (timm's result to float32 rounding, fastest), "interpolate_cached" (timm's
@@ -312,18 +307,19 @@ def enable(
     names = (library,) if isinstance(library, str) else library
     for name in names:
         check_name("library", name, tuple(LIBRARIES))
-    modules: list[nn.Module] = []
+    modules: dict[Library, list[nn.Module]] = {}
     if model is None:
         libraries = [_import_library(name, all_parts=True) for name in names]
     else:
-        modules, libraries = modules_of(model)
+        modules = modules_of(model)
+        libraries = list(modules)
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
     if strict and model is not None and settings.pos_embed != "stock":
-        for sentence in not_served(libraries, model):
+        for sentence in not_served(libraries, map(type, model.modules())):
             raise RuntimeError(f"{sentence}. Nothing was changed")
 
-    choice = Choice(settings, "" if model is None else type(model).__name__, tuple(libraries))
+    choice = Choice(settings, tuple(libraries))
     handle = Handle(choice)
     replaced = False
     with lock:
@@ -331,10 +327,10 @@ def enable(
             # All is checked before the first is replaced.
             for each in libraries:
                 check_supported(each)
-                _say_what_stays(each, modules, strict=strict)
+                _say_what_stays(each, modules.get(each, []), strict=strict)
             for each in libraries:
                 replaced |= _put_on(each)
-        put(choice, modules or libraries)
+        put(choice, list(itertools.chain(*modules.values())) or libraries)
         take_off_unneeded()
     forget_graphs(replaced=replaced)
     return handle
@@ -363,11 +359,12 @@ def disable(model: nn.Module | None = None) -> None:
             take_off_unneeded()
         forget_graphs(replaced=False)
         return
-    modules, libraries = modules_of(model)
+    by_library = modules_of(model)
+    modules = list(itertools.chain(*by_library.values()))
     with lock:
-        if any(settings_for(None, library) != STOCK for library in libraries):
+        if any(settings_for(None, library) != STOCK for library in by_library):
             counts = holding()[-1].counts  # what was counted goes on
-            put(Choice(STOCK, type(model).__name__, (), counts), modules)
+            put(Choice(STOCK, (), counts), modules)
         else:
             for module in modules:
                 vars(module).pop(CHOICES_ATTRIBUTE, None)

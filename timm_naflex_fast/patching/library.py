@@ -96,9 +96,6 @@ class Library:
     reads: Mapping[str, Mapping[str, str]]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
-    # How the names of the files begin that are imported when a model is made; () where all are at
-    # once, used or not.
-    loaded_with_models: tuple[str, ...] = ()
     replacements: dict[Key, Replacement] = field(default_factory=dict)
     # Where ours is, perhaps under what another package has put over it since.
     in_place: set[Key] = field(default_factory=set)
@@ -173,15 +170,6 @@ def runs_ours(function: Any) -> bool:
             wrapped = function.func
         function = wrapped
     return function is not None
-
-
-def with_derived(owner: Any) -> list[Any]:
-    """A class and all that are derived from it, or a module of Python."""
-    classes = [owner]
-    if isinstance(owner, type):
-        for derived in list[type](owner.__subclasses__()):
-            classes += with_derived(derived)
-    return classes
 
 
 def look_up(user: Any, name: str) -> tuple[Any, Any]:

@@ -23,6 +23,9 @@ FOR_TEXT = "resize_position_embeddings"
 TABLE = re.compile(POSITION)  # of an attribute, at its beginning
 MADE_BY = {"Parameter", "Embedding"}
 RESIZED_BY = {"interpolate", "grid_sample"}
+# How the names of the files begin that transformers imports when a model is made. The second: code
+# that comes with a checkpoint (``trust_remote_code``).
+LOADED_WITH_MODELS = ("transformers.models.", "transformers_modules.")
 
 
 def resizes_table(cls: type) -> bool:
@@ -55,30 +58,23 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def not_served(libraries: Iterable[Library], model: nn.Module | None) -> list[str]:
-    """What nobody may take for something that is replaced, in sentences.
+def not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[str]:
+    """Which of these classes nobody may take for one that is replaced, in sentences.
 
     Args:
         libraries: whose classes are known.
-        model: is looked through. Without one, the classes are that the libraries' models have been
-            loaded with, see ``Library.loaded_with_models``.
+        classes: of a model's modules, or ``loaded_classes()``.
     """
     served: tuple[type, ...] = ()
     homes = {}
-    prefixes: tuple[str, ...] = ()
     for library in libraries:
-        prefixes += library.loaded_with_models
         for owner in library.owners().values():
             if isinstance(owner, type):
                 served += (owner,)
                 homes[owner.__name__] = owner.__module__
-    if model is None:
-        classes = _loaded_classes(prefixes)
-    else:
-        classes = {type(part): True for part in model.modules()}
     copies = []
     names = {}
-    for cls in classes:
+    for cls in dict.fromkeys(classes):
         if issubclass(cls, served):
             continue
         if cls.__name__ in homes:
@@ -97,14 +93,11 @@ def not_served(libraries: Iterable[Library], model: nn.Module | None) -> list[st
     return copies
 
 
-def _loaded_classes(prefixes: tuple[str, ...]) -> dict[type, bool]:
-    """The classes of modules that were defined in loaded files with such names."""
-    classes: dict[type, bool] = {}
+def loaded_classes() -> Iterator[type]:
+    """The classes of modules in the files that transformers has loaded with models."""
     for name, file in list(sys.modules.items()):
-        if not name.startswith(prefixes):
-            continue
-        for value in list(vars(file).values()):
-            is_module = isinstance(value, type) and issubclass(value, nn.Module)
-            if is_module and value.__module__ == name:
-                classes[value] = True
-    return classes
+        if name.startswith(LOADED_WITH_MODELS):
+            for value in list(vars(file).values()):
+                is_module = isinstance(value, type) and issubclass(value, nn.Module)
+                if is_module and value.__module__ == name:
+                    yield value

@@ -1,19 +1,19 @@
 """What ``status()`` gives, and how it prints."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings, holding, lock
+from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Settings, holding, lock
 from .counts import call_counts
 from .decide import settings_for
 from .install import imported_libraries, known_libraries, modules_of, take_off_unneeded
-from .library import Library, has, hidden, hiding, with_derived
-from .not_served import not_served
+from .library import Library, has, hidden, hiding
+from .not_served import loaded_classes, not_served
 from .releases import version_of
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -24,12 +24,12 @@ class Status:
     """What is replaced by what. Prints as a table, in a notebook too.
 
     ``flags`` are the settings for every model (or of the one asked about), ``models`` those of
-    models that have their own, ``model_classes`` the classes of these. ``replaced`` maps the
-    libraries' methods to what computes them (empty when nothing is replaced). Since the last
-    ``enable()``: ``calls`` counts what computed which component, ``fallbacks`` why a library's own
-    code ran although something else was chosen. Under ``torch.compile`` each trace counts, and the
-    calls of a finished graph do not. ``notes`` are sentences on what a user may not expect.
-    ``patched`` names the libraries of which anything is replaced in this process.
+    models that have their own. ``replaced`` maps the libraries' methods to what computes them
+    (empty when nothing is replaced). Since the last ``enable()``: ``calls`` counts what computed
+    which component, ``fallbacks`` why a library's own code ran although something else was chosen.
+    Under ``torch.compile`` each trace counts, and the calls of a finished graph do not. ``notes``
+    are sentences on what a user may not expect. ``patched`` names the libraries of which anything
+    is replaced in this process.
     """
 
     flags: Settings
@@ -39,10 +39,9 @@ class Status:
     torch: str
     calls: dict[tuple[str, str], int]
     fallbacks: dict[str, int]
-    model_classes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    scope: str = "every model"
-    patched: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    scope: str
+    patched: tuple[str, ...]
 
     def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
@@ -55,8 +54,8 @@ class Status:
         else:
             by = f"by, in {self.scope}"
             lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
-            for name, settings in zip(self.model_classes, self.models):
-                lines.append(f"one {name} has its own: {in_words(settings)}")
+            for settings in self.models:
+                lines.append(f"one model has its own: {in_words(settings)}")
             lines += ["", self._what_ran(), *self.why_stock()]
         return "\n".join([*lines, *self.notes])
 
@@ -98,79 +97,67 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    libraries = imported_libraries()
-    modules: list[Any] = []
     scope = "every model"
+    modules: dict[Library, list[nn.Module]] = {library: [] for library in imported_libraries()}
     if model is not None:
-        modules, libraries = modules_of(model)
         scope = f"this {type(model).__name__}"
+        modules = modules_of(model)
     with lock:
         take_off_unneeded()
-        choices = _holding_for_models() if model is None else []
         patched = [each.name for each in known_libraries.values() if each.in_place]
         flags = STOCK
         replaced: dict[str, str] = {}
         notes: list[str] = []
-        for library in libraries:
-            users = _users(library, modules)
+        for library, users in modules.items():
             # The innermost: a part may have settings of its own.
-            settings = settings_for(users[-1], library)
+            settings = settings_for(users[-1] if users else None, library)
             # A choice for both libraries is the same for both; else the first that was chosen is
             # shown.
             if flags == STOCK:
                 flags = settings
             replaced |= _who_computes(library, users, settings)
             notes += _notes(library, users, patched)
+        # timm imports all of its models at once, used or not: they say nothing.
+        classes: Iterable[type] = loaded_classes() if "transformers" in patched else ()
+        if model is not None:
+            classes = map(type, model.modules())
         if patched:
-            # Without a model, the classes are looked at that patched libraries have loaded.
-            asked = [each for each in libraries if model is not None or each.in_place]
-            notes += not_served(asked, model)
+            notes += not_served(modules, classes)
         return Status(
             flags=flags,
-            models=tuple(choice.settings for choice in choices),
+            models=tuple(_settings_of_models()) if model is None else (),
             replaced=replaced,
             timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch=torch.__version__,
             calls=dict(call_counts.calls),
             fallbacks=dict(call_counts.fallbacks),
-            model_classes=tuple(choice.model_class for choice in choices),
             notes=tuple(notes),
             scope=scope,
             patched=tuple(patched),
         )
 
 
-def _users(library: Library, modules: list[Any]) -> list[Any]:
-    """Of a model, its modules that have methods of the library's; else all such classes."""
-    users: dict[Any, bool] = {}  # in order
-    for owner in library.owners().values():
-        for each in modules or with_derived(owner):
-            if has(each, owner):
-                users[each] = True
-    # A part of a model comes after what it is in.
-    in_order = [each for each in modules if each in users] or list(users)
-    return in_order or [None]
-
-
-def _who_computes(library: Library, users: list[Any], settings: Settings) -> dict[str, str]:
-    """The strategy, or "stock", of each method of which ours is called for one of the users."""
+def _who_computes(library: Library, modules: list[nn.Module], settings: Settings) -> dict[str, str]:
+    """The strategy, or "stock", of each method of which ours is called: in one of these modules or,
+    without them, in any."""
     strategies = {}
     for key, owner in library.owners().items():
         # What another package has put over ours may call it; the library's own does not.
         is_there = key in library.in_place and not library.wrote(vars(owner).get(key[1]))
-        called = [hiding(user, key[1], owner) is None for user in users if has(user, owner)]
-        if is_there and any(called):
+        users = [each for each in modules if has(each, owner)]
+        called = [hiding(each, key[1], owner) is None for each in users]
+        if is_there and (any(called) or not modules):
             replacement = library.replacements[key]
             mode = getattr(settings, replacement.component)
             strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
     return strategies
 
 
-def _notes(library: Library, users: list[Any], patched: list[str]) -> list[str]:
+def _notes(library: Library, modules: list[nn.Module], patched: list[str]) -> list[str]:
     """What a user may not expect of a library, in sentences."""
     notes = []
     if library.in_place:
-        notes += hidden(library, users)
+        notes += hidden(library, modules)
     for before, note in library.notes.items():
         if version_of(library) < before:
             notes.append(note)
@@ -179,14 +166,13 @@ def _notes(library: Library, users: list[Any], patched: list[str]) -> list[str]:
     return notes
 
 
-def _holding_for_models() -> list[Choice]:
-    """The choices that hold now for models of their own, oldest first."""
+def _settings_of_models() -> list[Settings]:
+    """What holds now for models that have their own, oldest first."""
     found = []
     for choice in holding():
-        for reference in choice.places:
-            place = reference()
-            newest = vars(place).get(CHOICES_ATTRIBUTE, ())[-1:] if place is not None else ()
-            if choice.model_class and choice in newest:
-                found.append(choice)
+        for place in list(choice.places):
+            newest = vars(place).get(CHOICES_ATTRIBUTE, ())[-1:]
+            if isinstance(place, nn.Module) and choice in newest:
+                found.append(choice.settings)
                 break
     return found

@@ -35,8 +35,6 @@ LIBRARY = Library(
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
     modes=("stock", *EXACT_STRATEGIES),
-    # The second: code that comes with a checkpoint (``trust_remote_code``).
-    loaded_with_models=("transformers.models.", "transformers_modules."),
     reads={
         SIGLIP2: {
             "forward": f"patch_embedding position_embedding position_embedding_size {_RESIZE}",
