@@ -65,7 +65,7 @@ def test_the_numbers_of_the_page_that_teaches_are_pytorchs(capsys):
 
 
 def test_it_can_be_read_in_two_minutes():
-    assert len(README.split()) <= 800
+    assert len(README.split()) <= 600
 
 
 def test_ci_runs_its_commands():

@@ -144,11 +144,10 @@ def counts() -> str:
             estimate = row["operators"] * LAUNCH_MS + moved / GPU_BYTES_A_MS
             line = [row["workload"], f"`{row['contender']}`"]
             line += [f"{row['host_waits']:,}", f"{row['operators']:,}"]
-            line += [number(row[key] / 1e9) for key in ("read", "written", "peak")]
+            line += [number(moved / 1e9), number(row["peak"] / 1e9)]
             lines.append([*line, number(estimate)])
             estimates.setdefault(row["workload"], {})[row["contender"]] = number(estimate)
-    headings = ["workload", "mode", "waits for the device", "operators", "read, GB", "written, GB"]
-    headings += ["peak beyond x, GB", "estimate, ms"]
+    headings = ["workload", "mode", "waits", "operators", "moved, GB", "peak, GB", "estimate, ms"]
     said = []
     for workload, ms in estimates.items():
         said.append(f"{ms[FLAG]}, {ms[OURS]} and {ms[BASELINE]} ms ({workload})")

@@ -114,6 +114,8 @@ def drift_peers() -> str:
     lines = []
     for name, drift in report["survey"]["drift"].items():
         line = cells(name, Drift(**{one.name: drift[one.name] for one in fields(Drift)}))
+        # The page says what each mode is.
+        del line["what it is"]
         _, *rest = line.values()
         lines.append([f"`{name}`", *rest])
     return table(list(line), lines, [report["made"]], report["made"]["command"])
