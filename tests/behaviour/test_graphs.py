@@ -143,5 +143,6 @@ def test_a_number_of_tokens_of_which_the_compiler_knows_nothing():
             assert relative(graph(batch), want) <= 1e-5
         batch["patch_coord"] = batch["patch_coord"][:, 1:].clone()
         mark_unbacked(batch["patch_coord"], 1)
-        with pytest.raises(RuntimeError):
+        # Our check says it when the graph runs, or PyTorch's own guard (2.15) before.
+        with pytest.raises((AssertionError, RuntimeError), match="patch_coord"):
             graph(batch)
