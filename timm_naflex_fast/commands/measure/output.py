@@ -152,5 +152,5 @@ def code_version() -> dict[str, str]:
 def _git(*words: str) -> str:
     """What git says in the package's folder; nothing where it fails."""
     # The folder of the code, wherever the command was started.
-    command = ["git", "-C", str(Path(__file__).parents[2]), *words]
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parents[2]), *words]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
