@@ -51,7 +51,7 @@ def first_screen() -> str:
     # bilinear.
     ways = [
         ("timm", BASELINE, BASELINE),
-        ("timm's `grid_sample`", "timm's grid_sample", "timm-flag-bilinear"),
+        ("timm's flag", "timm's grid_sample", "timm-flag-bilinear"),
         ("this package", OURS, OURS),
     ]
     lines = []
