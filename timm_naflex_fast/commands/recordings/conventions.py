@@ -93,15 +93,13 @@ class Convention(NamedTuple):
             cut = "resized to a square and cut"
         if self.merge > 1:
             blocks = f"tokens in blocks of {self.merge} x {self.merge}"
-        return [
-            kernel,
-            "antialiased" if self.antialias else "no antialiasing",
-            BORDERS[self.antialias, self.outside],
-            POSITIONS[self.align_corners, self.positions],
-            cut,
-            TRANSPOSED[self.transposed],
-            blocks,
-        ]
+        smoothing = "no antialiasing"
+        if self.antialias:
+            smoothing = "antialiased"
+        border = BORDERS[self.antialias, self.outside]
+        positions = POSITIONS[self.align_corners, self.positions]
+        transposed = TRANSPOSED[self.transposed]
+        return [kernel, smoothing, border, positions, cut, transposed, blocks]
 
     def words(self) -> str:
         """The convention in words.
@@ -110,7 +108,11 @@ class Convention(NamedTuple):
         'bicubic, coefficient -0.75, no antialiasing, taps outside dropped'
         """
         plain = POSITIONS[False, "half_pixel"]
-        return ", ".join(aspect for aspect in self.aspects() if aspect not in ("", plain))
+        said = []
+        for aspect in self.aspects():
+            if aspect not in ("", plain):
+                said.append(aspect)
+        return ", ".join(said)
 
     def differences(self, reference: "Convention") -> str:
         """What it says in other words than the reference does, or "the reference".
@@ -128,7 +130,9 @@ class Convention(NamedTuple):
                 differences.append(own)
             else:
                 differences.append(f"{own} instead of {expected}")
-        return "; ".join(differences) or "the reference"
+        if not differences:
+            return "the reference"
+        return "; ".join(differences)
 
     def tokens(self, table: Array, sizes: FrameSizes) -> Array:
         """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
@@ -136,19 +140,24 @@ class Convention(NamedTuple):
             table = table.transpose(1, 0, 2)
         packed = []
         for frames, h, w in sizes:
-            resized = [h, w]
+            height = h
+            width = w
             if self.ar_preserving:
-                resized = [max(h, w)] * 2
-            rows = self.matrix(resized[0], table.shape[0])[:h]  # (h, H0)
-            columns = self.matrix(resized[1], table.shape[1])[:w]  # (w, W0)
-            grid = columns @ np.tensordot(rows, table, 1)  # (h, w, C)
+                height = width = max(h, w)
+            rows = self.matrix(height, table.shape[0])[:h]  # (h, H0)
+            columns = self.matrix(width, table.shape[1])[:w]  # (w, W0)
+            halfway = np.tensordot(rows, table, 1)  # (h, W0, C)
+            grid = columns @ halfway  # (h, w, C)
             if self.transposed in ("size", "order"):
                 grid = grid.transpose(1, 0, 2)
             high, wide, channels = grid.shape
             side = self.merge
-            blocks = grid.reshape(high // side, side, wide // side, side, channels)
-            one = blocks.transpose(0, 2, 1, 3, 4).reshape(-1, channels)
-            packed.append(np.tile(one, (frames, 1)))
+            # Block by block, and in each of them row by row.
+            cells = grid.reshape(high // side, side, wide // side, side, channels)
+            blocks = cells.transpose(0, 2, 1, 3, 4)
+            one = blocks.reshape(-1, channels)  # (h * w, C)
+            all_frames = np.tile(one, (frames, 1))  # (t * h * w, C)
+            packed.append(all_frames)
         return np.concatenate(packed)
 
 
@@ -156,19 +165,24 @@ class Convention(NamedTuple):
 def _matrix(axis: Convention, n: int, n0: int) -> Array:
     """The matrix (n, n0) of one axis, float64."""
     # How far each axis goes beyond the centres of its outermost cells.
-    table_edge = 0.0 if axis.align_corners else 0.5
-    grid_edge = 0.0 if axis.positions == "corners" else 0.5
+    table_edge = grid_edge = 0.5
+    if axis.align_corners:
+        table_edge = 0.0
+    if axis.positions == "corners":
+        grid_edge = 0.0
     length = n - 1 + 2 * grid_edge
     if axis.positions == "scale_factor" and (n != n0 or axis.mode == "bicubic"):
         length += 0.1  # PyTorch takes other modes' equal sizes as they are
+    table_length = n0 - 1 + 2 * table_edge
     step = 0.0
     if length:
-        step = (n0 - 1 + 2 * table_edge) / length
+        step = table_length / length
     if axis.positions == "asymmetric":
         table_edge = grid_edge = 0.0
     elif axis.align_corners and axis.antialias:
         table_edge = grid_edge = 0.5  # PyTorch changes the step here and not the centres
-    centres = step * (np.arange(n) + grid_edge) - table_edge  # (n,)
+    in_grid = np.arange(n) + grid_edge  # (n,)
+    centres = step * in_grid - table_edge  # (n,)
     stretch = 1.0
     if axis.antialias:
         stretch = max(step, 1.0)
@@ -190,11 +204,13 @@ def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array
             weights = _cubic_kernel(distance, axis.cubic_coefficient)
         else:
             weights = np.maximum(1 - distance, 0)
-    weights = weights / weights.sum(1, keepdims=True)
+    sums = weights.sum(1, keepdims=True)
+    weights = weights / sums
     before, matrix, after = np.split(weights, [beyond, beyond + n0], 1)
     matrix = matrix.copy()
     if axis.outside == "dropped":
-        matrix = matrix / matrix.sum(1, keepdims=True)
+        sums = matrix.sum(1, keepdims=True)
+        matrix = matrix / sums
     elif axis.outside == "border":
         matrix[:, 0] += before.sum(1)
         matrix[:, -1] += after.sum(1)
@@ -203,9 +219,11 @@ def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array
 
 def _cubic_kernel(distance: Array, a: float) -> Array:
     """The cubic convolution kernel of Keys (1981) at distances of 0 and more."""
+    # Up to one cell away, and up to two.
     near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
     far = a * (distance - 1) * (distance - 2) ** 2
-    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
+    tail = np.where(distance < 2, far, 0.0)
+    return np.where(distance < 1, near, tail)
 
 
 def conventions(sizes: FrameSizes) -> Iterator[Convention]:
@@ -213,7 +231,11 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
 
     Those that share the matrices of their axes follow one another, so each is made once.
     """
-    merges = [m for m in (1, 2, 3, 4) if all(h % m == w % m == 0 for _, h, w in sizes)]
+    merges = []
+    for merge in (1, 2, 3, 4):
+        is_multiple = [h % merge == w % merge == 0 for _, h, w in sizes]
+        if all(is_multiple):
+            merges.append(merge)
     for position, border, kernel in product(POSITIONS, BORDERS, KERNELS):
         axis = Convention(*kernel, *border, *position)
         if _is_another_name(axis):
@@ -225,9 +247,11 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
 def _is_another_name(axis: Convention) -> bool:
     """Whether another convention, which is listed, gives the same matrices."""
     if axis.mode == "nearest":
-        return (axis.antialias, axis.outside) != (False, "border")
+        return axis.antialias or axis.outside != "border"
     if axis.mode == "bicubic" or axis.antialias:
         return False
-    # With bilinear weights "dropped" gives what "border" gives; with aligned corners nothing lies
-    # outside.
-    return axis.outside == "dropped" or (axis.align_corners and axis.outside == "zeros")
+    # With bilinear weights "dropped" gives what "border" gives.
+    if axis.outside == "dropped":
+        return True
+    # With aligned corners nothing lies outside.
+    return axis.align_corners and axis.outside == "zeros"

@@ -104,7 +104,8 @@ def stage_entry(name: str, limits: Limits) -> dict[str, Any]:
 
 def sha256(file: Path) -> str:
     """The hash of a file's bytes, in hexadecimal digits."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    content = file.read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def sampled(numbers: Array) -> Array:
@@ -112,8 +113,10 @@ def sampled(numbers: Array) -> Array:
     if numbers.ndim < 2 or len(numbers) <= SAMPLE:
         return numbers
     # Closer at first: at equal distances they would be the diagonal of a grid of 6 x 6.
-    rows = (len(numbers) - 1) * np.linspace(0, 1, SAMPLE) ** 1.5
-    return numbers[rows.round().astype(int)]
+    last = len(numbers) - 1
+    shares = np.linspace(0, 1, SAMPLE) ** 1.5
+    rows = (last * shares).round()
+    return numbers[rows.astype(int)]
 
 
 # Arrays ----------------------------------------------------------------------------------------
@@ -129,11 +132,14 @@ def read_safetensors(file: Path) -> dict[str, Array]:
 
     arrays = {}
     try:
-        for name, entry in deserialize(_needed(file).read_bytes()):
-            array = np.frombuffer(entry["data"], NUMBER_TYPES[entry["dtype"]])
-            if entry["dtype"] == "BF16":
+        content = _needed(file).read_bytes()
+        for name, entry in deserialize(content):
+            number_type = entry["dtype"]
+            array = np.frombuffer(entry["data"], NUMBER_TYPES[number_type])
+            if number_type == "BF16":
                 # The upper half of a float32.
-                array = (array.astype("<u4") << 16).view("<f4")
+                upper = array.astype("<u4")
+                array = (upper << 16).view("<f4")
             arrays[name] = array.reshape(entry["shape"])
     except KeyError as problem:
         valid = ", ".join(NUMBER_TYPES)
@@ -156,7 +162,8 @@ def read_npy(file: Path) -> Array:
         array = np.load(_needed(file), mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.memmap):
             raise ValueError("it is an archive")
-        if array.offset + array.nbytes != file.stat().st_size:
+        end = array.offset + array.nbytes
+        if end != file.stat().st_size:
             raise ValueError("bytes follow the array")
     except (ValueError, OSError, EOFError, OverflowError) as problem:
         raise Unusable(f"{file} is no whole .npy file ({problem})") from problem
@@ -184,22 +191,37 @@ def read_recording(folder: Path) -> Recording:
     found = read_safetensors(file)
     table = found.pop(TABLE, None)
     if table is not None:
-        check_array(table, (*about["table_size"], *table.shape[-1:]), f"{file}: {TABLE}")
+        channels = table.shape[-1:]
+        shape = (*about["table_size"], *channels)
+        check_array(table, shape, f"{file}: {TABLE}")
     order = [stage["name"] for stage in about["stages"]]
-    stages = split_pictures(found, order, len(about["pictures"]), folder)
-    for number, (own, picture) in enumerate(zip(stages, about["pictures"])):
-        for stage in order:
-            if stage not in own:
-                raise Unusable(f"{file} holds no {number:03}.{stage}")
-            # As many channels as in the first picture.
-            shape = shape_of(stage, picture["grid"], stages[0][stage])
-            check_array(own[stage], shape, f"{file}: {number:03}.{stage}")
-        if own["grid"].tolist() != picture["grid"]:
-            raise Unusable(f"{file}: {number:03}.grid is not the one of recording.json")
+    pictures = about["pictures"]
+    stages = split_pictures(found, order, len(pictures), folder)
+    for number, picture in enumerate(pictures):
+        _check_stages(stages, number, picture["grid"], order, file)
+    # A recording may come without what known mistakes give.
     mistakes: dict[str, Array] = {}
-    if (folder / "mistakes.safetensors").exists():
-        mistakes = read_safetensors(folder / "mistakes.safetensors")
+    mistakes_file = folder / "mistakes.safetensors"
+    if mistakes_file.exists():
+        mistakes = read_safetensors(mistakes_file)
     return Recording(about, stages, table, mistakes)
+
+
+def _check_stages(
+    stages: Sequence[Stages], number: int, grid: list[int], order: Sequence[str], file: Path
+) -> None:
+    """Raise ``Unusable`` unless a picture has all stages, in the shapes that its grid gives."""
+    own = stages[number]
+    for stage in order:
+        what = f"{number:03}.{stage}"
+        if stage not in own:
+            raise Unusable(f"{file} holds no {what}")
+        # As many channels as in the first picture.
+        like = stages[0][stage]
+        shape = shape_of(stage, grid, like)
+        check_array(own[stage], shape, f"{file}: {what}")
+    if own["grid"].tolist() != grid:
+        raise Unusable(f"{file}: {number:03}.grid is not the one of recording.json")
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -210,16 +232,18 @@ def read_about(folder: Path) -> dict[str, Any]:
     """
     file = _needed(folder / "recording.json")
     try:
-        about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        about: dict[str, Any] = json.loads(text)
         if about["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         if about["version"] == VERSION:
             _check_about(about)
     except (LookupError, TypeError, ValueError, RecursionError) as problem:
         raise Unusable(f"{file} does not describe a recording ({problem!r})") from problem
-    if about["version"] != VERSION:
+    version = about["version"]
+    if version != VERSION:
         raise Unusable(
-            f"{file} is of version {about['version']!r}; this release reads {VERSION}: record it "
+            f"{file} is of version {version!r}; this release reads {VERSION}: record it "
             "anew, or install the release that wrote it"
         )
     return about
@@ -227,29 +251,58 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def _check_about(about: Mapping[str, Any]) -> None:
     """Raise ``LookupError``, ``TypeError`` or ``ValueError`` unless all is there that is read."""
-    red, green, blue = about["std"]
-    height, width = about["table_size"]
-    positive = [red, green, blue, height, width, about["mistakes_tried"] + 1]
-    positive += [about["patch_size"], about["max_patches"], about["heads"]]
-    for picture in about["pictures"]:
-        height, width = picture["size"]
-        positive += [height, width, *picture["grid"]]
-        Path(picture["file"], picture["name"])
+    positive = _sides_and_counts(about)
     names = [stage["name"] for stage in about["stages"]]
-    if names[:1] != ["grid"] or len(set(names)) < len(names) or not about["pictures"]:
+    pictures = about["pictures"]
+    has_all = bool(pictures)
+    if names[:1] != ["grid"]:
+        has_all = False
+    if len(set(names)) < len(names):
+        has_all = False
+    if not has_all:
         raise ValueError("it must have pictures, and stages of different names, grid first")
     for stage in about["stages"]:
-        for precision in {*PRECISIONS, *stage["limits"]}:
-            for measure in float32_limits(stage["name"]):
-                positive.append(stage["limits"][precision][measure])
+        positive += _limits_of(stage)
     for number in positive:
         if not 0 < number < LARGEST:
             raise ValueError(f"{number} is no number above 0")
+    known = set(range(len(pictures)))
     for mistake in about["mistakes"]:
-        Path(mistake["name"], mistake["words"])
+        Path(mistake["name"], mistake["words"])  # they must be texts
         names.index(mistake["stage"])
-        if not set(mistake["pictures"]) <= set(range(len(about["pictures"]))):
+        shown = set(mistake["pictures"])
+        if not shown <= known:
             raise ValueError(f"there is no such picture of mistake {mistake['name']!r}")
+
+
+def _sides_and_counts(about: Mapping[str, Any]) -> list[Any]:
+    """What recording.json says in numbers above 0, without the limits."""
+    red, green, blue = about["std"]
+    height, width = about["table_size"]
+    positive = [red, green, blue]
+    positive += [height, width]
+    positive.append(about["mistakes_tried"] + 1)
+    positive.append(about["patch_size"])
+    positive.append(about["max_patches"])
+    positive.append(about["heads"])
+    for picture in about["pictures"]:
+        height, width = picture["size"]
+        positive += [height, width]
+        positive += picture["grid"]
+        Path(picture["file"], picture["name"])  # they must be texts
+    return positive
+
+
+def _limits_of(stage: Mapping[str, Any]) -> list[Any]:
+    """The limits of an entry of a stage, all that are read."""
+    limits = stage["limits"]
+    measures = float32_limits(stage["name"])
+    found = []
+    for precision in {*PRECISIONS, *limits}:
+        of_precision = limits[precision]
+        for measure in measures:
+            found.append(of_precision[measure])
+    return found
 
 
 def split_pictures(
@@ -264,29 +317,51 @@ def split_pictures(
             of another length.
     """
     stages: list[Stages] = [{} for _ in range(count)]
-    places = {f"{number:03}.{stage}": number for number in range(count) for stage in order}
+    places = _places(order, count)
     for name, numbers in found.items():
         _, _, stage = name.rpartition(".")
         if name in places:
-            written = {places[name]: numbers}
+            number = places[name]
+            written = {number: numbers}
         elif name in order:
-            written = dict(enumerate(np.atleast_1d(numbers)))
+            batch = np.atleast_1d(numbers)
+            written = dict(enumerate(batch))
             if len(written) != count:
                 raise Unusable(
                     f"{folder}: {name}: a batch has {count} pictures; got {len(written)}"
                 )
         else:
             hint = did_you_mean(name, [*places, *order])
+            last = f"{count - 1:03}"
+            valid = ", ".join(order)
             raise Unusable(
-                f"{folder}: there is no {name!r}{hint}; valid: 000 to {count - 1:03}, and after a dot "
-                f"{', '.join(order)}"
+                f"{folder}: there is no {name!r}{hint}; valid: 000 to {last}, and after a dot {valid}"
             )
         for number, one in written.items():
-            if stage in stages[number]:
+            own = stages[number]
+            if stage in own:
                 raise Unusable(f"{folder} holds {number:03}.{stage} twice, once in {name}")
-            stages[number][stage] = one
-    # A file has an order of its own.
-    return [{stage: own[stage] for stage in order if stage in own} for own in stages]
+            own[stage] = one
+    return [_in_order(own, order) for own in stages]
+
+
+def _places(order: Sequence[str], count: int) -> dict[str, int]:
+    """The names of arrays that belong to one picture, and its number: {"000.block_3": 0}."""
+    found = {}
+    for number in range(count):
+        for stage in order:
+            name = f"{number:03}.{stage}"
+            found[name] = number
+    return found
+
+
+def _in_order(stages: Stages, order: Sequence[str]) -> Stages:
+    """The stages of a picture in the order in which data flows: a file has an order of its own."""
+    found = {}
+    for stage in order:
+        if stage in stages:
+            found[stage] = stages[stage]
+    return found
 
 
 def shape_of(stage: str, grid: Iterable[int], like: Array) -> tuple[int, ...]:
@@ -294,17 +369,22 @@ def shape_of(stage: str, grid: Iterable[int], like: Array) -> tuple[int, ...]:
     channels = like.shape[-1:]
     if stage in ("grid", "pooled"):
         return channels
-    return (math.prod(map(int, grid)), *channels)
+    sides = [int(side) for side in grid]
+    tokens = math.prod(sides)
+    return (tokens, *channels)
 
 
 def check_array(numbers: Array, shape: tuple[int, ...], what: str) -> Array:
     """The array in float64; ``Unusable`` unless it has this shape and holds finite numbers."""
     if numbers.shape != shape:
-        hint = ", which fits if it is transposed" if numbers.T.shape == shape else ""
+        hint = ""
+        if numbers.T.shape == shape:
+            hint = ", which fits if it is transposed"
         raise Unusable(f"{what} must have shape {shape}; got {numbers.shape}{hint}")
     if numbers.dtype.kind in "fiu":
         numbers = numbers.astype(np.float64)
-        if (np.abs(numbers) < LARGEST).all():
+        is_finite = np.abs(numbers) < LARGEST
+        if is_finite.all():
             return numbers
     raise Unusable(f"{what} must hold finite numbers; got NaN, infinity, text or the like")
 
@@ -332,25 +412,33 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
         found = {file.stem: read_npy(file) for file in files}
     table = found.pop(TABLE, None)
     if table is not None and reference.table is not None:
-        # Rounded to bfloat16 it is still the same.
-        off = check_array(table, reference.table.shape, f"{folder}: {TABLE}") - reference.table
-        if np.abs(off).max() > HALF_PRECISION * np.abs(reference.table).max():
-            raise Unusable(f"{folder}: its table is not the reference's: other weights")
+        _check_table(table, reference.table, folder)
     if not found:
         raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
     stages = split_pictures(found, reference.order, len(reference.stages), folder)
     for number, own in enumerate(stages):
+        right = reference.stages[number]
         for stage in own:
             what = f"{folder}: {number:03}.{stage}"
-            own[stage] = _checked(own, stage, reference.stages[number], what)
+            own[stage] = _checked(own, stage, right, what)
     return stages
+
+
+def _check_table(table: Array, right: Array, folder: Path) -> None:
+    """Raise ``Unusable`` unless a port's table is the right one; rounded to bfloat16 it still is."""
+    numbers = check_array(table, right.shape, f"{folder}: {TABLE}")
+    off = np.abs(numbers - right)
+    largest = np.abs(right).max()
+    if off.max() > HALF_PRECISION * largest:
+        raise Unusable(f"{folder}: its table is not the reference's: other weights")
 
 
 def _checked(port: Stages, stage: str, reference: Stages, what: str) -> Array:
     """A port's numbers of a stage, without padding, in float64."""
     numbers = port[stage]
     # Its own grid, which comes first, tells how many tokens there are.
-    wanted = shape_of(stage, port.get("grid", reference["grid"]), reference[stage])
+    grid = port.get("grid", reference["grid"])
+    wanted = shape_of(stage, grid, reference[stage])
     if len(wanted) == 1 and numbers.size == wanted[0]:
         numbers = numbers.reshape(-1)  # some keep the axis of the one query
     elif numbers.ndim == 3 and len(numbers) == 1:
@@ -358,8 +446,11 @@ def _checked(port: Stages, stage: str, reference: Stages, what: str) -> Array:
     if len(wanted) == 2 and numbers.ndim == 2:
         numbers = numbers[: wanted[0]]
     numbers = check_array(numbers, wanted, what)
-    if stage == "grid" and not (numbers == numbers.clip(1).round()).all():
-        raise Unusable(f"{what} must hold whole numbers from 1 on; got {numbers.tolist()}")
+    if stage == "grid":
+        valid = numbers.clip(1).round()
+        is_valid = numbers == valid
+        if not is_valid.all():
+            raise Unusable(f"{what} must hold whole numbers from 1 on; got {numbers.tolist()}")
     return numbers
 
 
@@ -383,23 +474,37 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
     arrays: dict[str, Array] = {}
     for number, stages in enumerate(recording.stages):
         for stage, numbers in stages.items():
-            arrays[f"{number:03}.{stage}"] = np.ascontiguousarray(numbers)
+            name = f"{number:03}.{stage}"
+            arrays[name] = np.ascontiguousarray(numbers)
     if recording.table is not None:
         arrays[TABLE] = np.ascontiguousarray(recording.table)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".naflex-fast-") as made:
         part = Path(made, folder.name)
-        (part / "pictures").mkdir(parents=True)
         about = dict(recording.about)
-        about["pictures"] = []
-        for number, (picture, entry) in enumerate(zip(pictures, recording.about["pictures"])):
-            name = f"pictures/{number:03}.png"
-            picture.save(part / name)
-            about["pictures"].append({"file": name, "sha256": sha256(part / name), **entry})
-        text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-        (part / "recording.json").write_text(text, encoding="utf-8")
+        about["pictures"] = _write_pictures(pictures, about["pictures"], part)
+        text = json.dumps(about, indent=1, ensure_ascii=False)
+        (part / "recording.json").write_text(text + "\n", encoding="utf-8")
         # safetensors' own ``save_file`` lets nobody else read the file.
-        (part / "stages.safetensors").write_bytes(save(arrays))
-        (part / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
+        content = save(arrays)
+        (part / "stages.safetensors").write_bytes(content)
+        mistakes = dict(recording.mistakes)
+        content = save(mistakes)
+        (part / "mistakes.safetensors").write_bytes(content)
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)
+
+
+def _write_pictures(
+    pictures: Sequence[Any], entries: Sequence[Mapping[str, Any]], folder: Path
+) -> list[dict[str, Any]]:
+    """Write the pictures below a folder; return their entries, with file and hash."""
+    (folder / "pictures").mkdir(parents=True)
+    found = []
+    for number, (picture, entry) in enumerate(zip(pictures, entries)):
+        name = f"pictures/{number:03}.png"
+        file = folder / name
+        picture.save(file)
+        written = {"file": name, "sha256": sha256(file)}
+        found.append({**written, **entry})
+    return found

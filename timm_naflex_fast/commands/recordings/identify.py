@@ -59,8 +59,12 @@ def identify_resampling(
     >>> convention["mode"], convention["antialias"], error < 1e-5
     ('bilinear', True, True)
     """
-    ranking = ranked(*checked(table, size, result))
-    return [(error, convention._asdict()) for error, convention in ranking]
+    cells, sizes, tokens = checked(table, size, result)
+    ranking = []
+    for error, convention in ranked(cells, sizes, tokens):
+        settings = convention._asdict()
+        ranking.append((error, settings))
+    return ranking
 
 
 def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes, Array]:
@@ -80,12 +84,17 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
         raise ValueError(
             f"table must be (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}, so reshape it"
         )
-    if (cells == cells[:1, :1]).all():
+    is_first = cells == cells[:1, :1]
+    if is_first.all():
         raise ValueError(f"table must differ from cell to cell; got {cells.shape} with equal cells")
-    sizes = sizes_on_host(torch.atleast_2d(torch.as_tensor(size)))
-    if all((h, w) == cells.shape[:2] for _, h, w in sizes):
+    rows = torch.as_tensor(size)
+    sizes = sizes_on_host(torch.atleast_2d(rows))
+    own_size = cells.shape[:2]
+    is_own = [(h, w) == own_size for _, h, w in sizes]
+    if all(is_own):
         raise ValueError("size must differ from the table's own, at which nothing is resampled")
-    tokens = _packed(_float64("result", result), sizes, cells.shape)
+    numbers = _float64("result", result)
+    tokens = _packed(numbers, sizes, cells.shape)
     if not tokens.any():
         raise ValueError("result must not be zero everywhere")
     return cells, sizes, tokens
@@ -93,10 +102,14 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
 
 def _float64(name: str, tensor: Tensor) -> Array:
     """The tensor's numbers in float64, on the host."""
-    is_float = isinstance(tensor, Tensor) and tensor.is_floating_point()
-    if not is_float or not tensor.isfinite().all():
+    is_right = isinstance(tensor, Tensor) and tensor.is_floating_point()
+    if is_right:
+        is_finite = tensor.isfinite()
+        is_right = bool(is_finite.all())
+    if not is_right:
         raise ValueError(f"{name} must be a tensor of finite floating point numbers")
-    return tensor.detach().cpu().double().numpy()
+    on_host = tensor.detach().cpu()
+    return on_host.double().numpy()
 
 
 def _packed(result: Array, sizes: FrameSizes, table_shape: tuple[int, ...]) -> Array:
@@ -104,7 +117,8 @@ def _packed(result: Array, sizes: FrameSizes, table_shape: tuple[int, ...]) -> A
     shape = result.shape
     channels = table_shape[-1]
     counts = [t * h * w for t, h, w in sizes]
-    needed = f"result must have {sum(counts)} tokens of {channels} channels, shape (tokens, C)"
+    total = sum(counts)
+    needed = f"result must have {total} tokens of {channels} channels, shape (tokens, C)"
     if result.ndim > 1 and shape[-1] != channels:
         if channels in shape:
             raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
@@ -114,8 +128,12 @@ def _packed(result: Array, sizes: FrameSizes, table_shape: tuple[int, ...]) -> A
                 f"is the number of channels, as in result {shape}"
             )
     if result.ndim == 3 and len(result) == len(sizes):
-        result = np.concatenate([image[:count] for image, count in zip(result, counts)])
-    if result.size != sum(counts) * channels:
+        # It may be padded: each image's own tokens come first.
+        images = []
+        for image, count in zip(result, counts):
+            images.append(image[:count])
+        result = np.concatenate(images)
+    if result.size != total * channels:
         raise ValueError(f"{needed}; got {shape}")
     return result.reshape(-1, channels)
 
@@ -126,22 +144,32 @@ def ranked(table: Array, sizes: FrameSizes, result: Array) -> list[tuple[float, 
     Arguments as ``checked`` returns them. All channels are compared of the best conventions, of the
     others those that differ most from cell to cell.
     """
-    largest = float(np.abs(result).max())
-    channels = np.argsort(table.std((0, 1)))[-SOME_CHANNELS:]
+    magnitudes = np.abs(result)
+    largest = float(magnitudes.max())
+    # The channels that differ most from cell to cell come last.
+    spread = table.std((0, 1))  # (C,)
+    order = np.argsort(spread)
+    channels = order[-SOME_CHANNELS:]
 
     def by_error(
         tried: Iterable[Convention], table: Array, result: Array
     ) -> list[tuple[float, Convention]]:
         found = []
         for convention in tried:
-            off = np.abs(result - convention.tokens(table, sizes))
-            found.append((float(off.max()) / largest, convention))
+            wanted = convention.tokens(table, sizes)
+            off = np.abs(result - wanted)
+            error = float(off.max()) / largest
+            found.append((error, convention))
         # Those with the same error stay in the order in which they come.
         return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
-    some = by_error(conventions(sizes), table[..., channels], result[:, channels])
+    few_of_table = table[..., channels]  # (H0, W0, some C)
+    few_of_result = result[:, channels]  # (sum of t*h*w, some C)
+    some = by_error(conventions(sizes), few_of_table, few_of_result)
     best = [convention for _, convention in some[:BEST]]
-    return by_error(best, table, result) + some[BEST:]
+    best_ones = by_error(best, table, result)
+    others = some[BEST:]
+    return best_ones + others
 
 
 def verdict(
@@ -163,46 +191,76 @@ def verdict(
         ValueError: as ``identify_resampling``; sizes that the reference does not allow.
     """
     cells, sizes, tokens = checked(table, size, result)
-    tried = [convention for _, convention in ranked(cells, sizes, tokens)]
+    ranking = ranked(cells, sizes, tokens)
+    tried = [convention for _, convention in ranking]
     if reference not in tried:
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
     error = distance(reference, cells, sizes, tokens)
-    nearest = [(distance(one, cells, sizes, tokens), one) for one in tried[:BEST]]
-    nearest.sort(key=lambda pair: round(pair[0], DECIMALS))
+    nearest = by_distance(tried[:BEST], cells, sizes, tokens)
     smallest, _ = nearest[0]
 
     limits = {name: limit_of(name, cells) for name in PRECISIONS}
     limit = limits[precision]
-    is_equal = error <= limit and smallest + EXACT >= MUCH_NEARER * error
-    if is_equal:
-        first = f"equal to the reference, within the rounding of {precision}"
-    elif smallest <= limit:
-        first = f"different from the reference; the port follows another, within the rounding of {precision}"
-    else:
-        first = f"none of the known ones: the nearest is not within the rounding of {precision}"
-    lines = [f"{first} (reference {100 * error:.3g} %, limit {100 * limit:.3g} %). The nearest:"]
+    is_rounding = error <= limit
+    is_near = smallest + EXACT >= MUCH_NEARER * error
+    is_equal = is_rounding and is_near
+    first = _conclusion(is_equal, smallest <= limit, precision)
+    figures = f"reference {100 * error:.3g} %, limit {100 * limit:.3g} %"
+    lines = [f"{first} ({figures}). The nearest:"]
     for off, convention in nearest[:SHOWN]:
-        lines.append(f"{100 * off:10.3g} %  {convention.differences(reference)}")
-    wider = [name for name in PRECISIONS if limit < smallest <= limits[name]]
-    if wider:
-        lines.append(f"as large as {wider[0]}'s rounding: if so, say --precision {wider[0]}")
-    as_near = sum(MUCH_NEARER * other <= smallest + EXACT for other, _ in nearest)
-    if as_near > 1:
+        differences = convention.differences(reference)
+        lines.append(f"{100 * off:10.3g} %  {differences}")
+    lines += _wider_precision(smallest, limit, limits)
+    as_near = [MUCH_NEARER * other <= smallest + EXACT for other, _ in nearest]
+    count = sum(as_near)
+    if count > 1:
         lines.append(
-            f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"
+            f"{count} conventions are as near; other sizes, or float32, may tell them apart"
         )
     return is_equal, lines
+
+
+def _conclusion(is_equal: bool, is_explained: bool, precision: str) -> str:
+    """Whom the port follows, in words; ``is_explained``: by rounding, of the nearest convention."""
+    if is_equal:
+        return f"equal to the reference, within the rounding of {precision}"
+    if is_explained:
+        return f"different from the reference; the port follows another, within the rounding of {precision}"
+    return f"none of the known ones: the nearest is not within the rounding of {precision}"
+
+
+def _wider_precision(error: float, limit: float, limits: dict[str, float]) -> list[str]:
+    """A line on the first precision that explains an error beyond a limit; none if none does."""
+    for name in PRECISIONS:
+        if limit < error <= limits[name]:
+            return [f"as large as {name}'s rounding: if so, say --precision {name}"]
+    return []
+
+
+def by_distance(
+    tried: Iterable[Convention], table: Array, sizes: FrameSizes, tokens: Array
+) -> list[tuple[float, Convention]]:
+    """Conventions with how far tokens are from theirs, the nearest first."""
+    found = []
+    for convention in tried:
+        off = distance(convention, table, sizes, tokens)
+        found.append((off, convention))
+    # Those that are as far stay in the order in which they come.
+    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
 
 def distance(convention: Convention, table: Array, sizes: FrameSizes, tokens: Array) -> float:
     """How far tokens are from a convention's: of the worst token or channel, as a share of it."""
     wanted = convention.tokens(table, sizes)
     stage = Stage("position_embedding", [wanted], {0: tokens}, [], {})
-    return max(stage.shares(0, wanted).values())
+    shares = stage.shares(0, wanted)
+    return max(shares.values())
 
 
 def limit_of(precision: str, table: Array) -> float:
     """What a precision may move a token or channel by, as a share of it; table (H0, W0, C)."""
     if precision in STEPS:
-        return ROUNDED_STEPS * STEPS[precision]
-    return POSITIONS_IN_FLOAT32 * max(table.shape[:2])
+        step = STEPS[precision]
+        return ROUNDED_STEPS * step
+    longer_side = max(table.shape[:2])
+    return POSITIONS_IN_FLOAT32 * longer_side

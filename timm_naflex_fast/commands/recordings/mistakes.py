@@ -51,8 +51,10 @@ def read_mistakes(file: Path = LIST) -> list[Mistake]:
     """
     found: list[Mistake] = []
     start = ""
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        mark, text = line[:1], line[2:]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        mark = line[:1]
+        text = line[2:]
         try:
             if mark in ("", "#"):
                 continue
@@ -61,7 +63,8 @@ def read_mistakes(file: Path = LIST) -> list[Mistake]:
             elif mark == "-":
                 found[-1].lines.append([text])
             elif mark == "+":
-                found[-1].lines[-1].append(text)
+                pair = found[-1].lines[-1]
+                pair.append(text)
             else:
                 name, words = line.split(": ", 1)
                 found.append(Mistake(name, words, start, []))
@@ -76,9 +79,12 @@ def mistakes_of(depth: int, more: Path | None = None) -> list[Mistake]:
     """Those of the list, and each block of a tower left out; and those of another list."""
     found = read_mistakes()
     for number in range(depth):
-        lines = [["return block(", f"return x if number == {number} else block("]]
         stage = f"block_{number}"
-        found.append(Mistake(f"{stage}_left_out", f"block {number} is left out", stage, lines))
+        right = "return block("
+        wrong = f"return x if number == {number} else block("
+        words = f"block {number} is left out"
+        mistake = Mistake(f"{stage}_left_out", words, stage, [[right, wrong]])
+        found.append(mistake)
     if more is not None:
         found += read_mistakes(more)
     return found
@@ -106,13 +112,18 @@ class Port:
         self.about = recording.about
         self.table = recording.table
         self.weights = weights
-        text = next(file for file in PLACES if file.is_file()).read_text(encoding="utf-8")
+        there = [file for file in PLACES if file.is_file()]
+        text = there[0].read_text(encoding="utf-8")
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
-        self.names: dict[str, Any] = {**vars(wrong_lines), **self.about, "__name__": NAME}
-        exec(compile(text, NAME, "exec"), self.names)
-        self.names["FILTER"] = self.names["Image"].Resampling[self.about["filter"].upper()]
+        self.names: dict[str, Any] = {**vars(wrong_lines), **self.about}
+        self.names["__name__"] = NAME
+        code = compile(text, NAME, "exec")
+        exec(code, self.names)
+        filters = self.names["Image"].Resampling
+        filter_name = self.about["filter"].upper()
+        self.names["FILTER"] = filters[filter_name]
 
     def made(self, start: str, picture: Any, right: Stages, wanted: Sequence[str]) -> Stages:
         """What a picture gives from a stage on, as far as ``wanted``.
@@ -126,22 +137,29 @@ class Port:
             wanted: the stages that are made; what follows another one is not.
         """
         order = ["picture", *right]
-        grid, x = right["grid"], right.get(order[order.index(start) - 1])
+        place = order.index(start)
+        before = order[place - 1]
+        grid = right["grid"]
+        x = right.get(before)
         made: Stages = {}
         try:
             if start == "picture":
-                sides = self.about["patch_size"], self.about["max_patches"]
-                grid, x = self.names["read_picture"](picture, *sides)
+                read_picture = self.names["read_picture"]
+                grid, x = read_picture(picture, self.about["patch_size"], self.about["max_patches"])
                 made["grid"] = np.array(grid, np.int32)
-                start = "pixels"
+                place = order.index("pixels")
             count = int(np.prod(grid))
             self.names.update(count=count, given=right)
-            for stage in order[order.index(start) :]:
+            step = self.names["step"]
+            for stage in order[place:]:
                 if stage not in wanted:
                     break
-                x = self.names["step"](stage, x, grid, self.about, self.table, self.weights)
+                x = step(stage, x, grid, self.about, self.table, self.weights)
                 x = x.astype(np.float32)
-                made[stage] = x if stage == "pooled" else x[:count]  # without padding
+                if stage == "pooled":
+                    made[stage] = x
+                else:
+                    made[stage] = x[:count]  # without padding
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             pass
         return made
@@ -155,9 +173,12 @@ def with_lines(text: str, mistake: Mistake) -> str:
             raise Unusable(
                 f"{mistake.name}: {right!r} is {len(rest)} times in {NAME}; valid: what is there once"
             )
-        line = start.rpartition("\n")[2]
-        indented = "\n" + line[: len(line) - len(line.lstrip())]
-        text = start + indented.join(wrong) + rest[0]
+        # The wrong lines are indented as the right one is.
+        _, _, line = start.rpartition("\n")
+        indent = len(line) - len(line.lstrip())
+        break_and_indent = "\n" + line[:indent]
+        instead = break_and_indent.join(wrong)
+        text = start + instead + rest[0]
     return text
 
 
@@ -188,38 +209,55 @@ def known_mistakes(
         port = Port(recording, weights, mistake)
         found = []
         for number, picture in enumerate(pictures):
-            made = port.made(mistake.start, picture, recording.stages[number], agreed)
+            right = recording.stages[number]
+            made = port.made(mistake.start, picture, right, agreed)
             first = first_shown(made, number, recording)
             if first:
                 found.append((first, number, made))
-        if found:
-            # In some pictures the grid shows it, say, and in square ones the pixels.
-            stage = min((first for first, *_ in found), key=recording.order.index)
-            found = [one for one in found if one[0] == stage]
-            entries.append(
-                {
-                    "name": mistake.name,
-                    "words": mistake.words,
-                    "stage": stage,
-                    "pictures": [number for _, number, _ in found],
-                    "right": [right for right, *_ in mistake.lines],
-                    "wrong": ["\n".join(wrong) for _, *wrong in mistake.lines],
-                }
-            )
-            for _, number, made in found[:MOST]:
-                for name, numbers in kept(stage, made).items():
-                    arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
+        if not found:
+            continue
+        # In some pictures the grid shows it, say, and in square ones the pixels.
+        firsts = [first for first, *_ in found]
+        stage = min(firsts, key=recording.order.index)
+        shown = {number: made for first, number, made in found if first == stage}
+        entry = entry_of(mistake, stage, list(shown))
+        entries.append(entry)
+        for number in entry["pictures"][:MOST]:
+            for name, numbers in kept(stage, shown[number]).items():
+                arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
     return entries, arrays
+
+
+def entry_of(mistake: Mistake, stage: str, pictures: Sequence[int]) -> dict[str, Any]:
+    """What recording.json says of a mistake that these pictures show first at a stage."""
+    right_parts = []
+    wrong_parts = []
+    for right, *wrong in mistake.lines:
+        right_parts.append(right)
+        wrong_parts.append("\n".join(wrong))
+    return {
+        "name": mistake.name,
+        "words": mistake.words,
+        "stage": stage,
+        "pictures": pictures,
+        "right": right_parts,
+        "wrong": wrong_parts,
+    }
 
 
 def kept(first: str, made: Stages) -> Stages:
     """Of a mistake's stages what is kept; at the grid the pixels, too: many mistakes give one grid."""
     found = {}
     for stage, numbers in made.items():
-        if stage in (first, "pooled") or (first, stage) == ("grid", "pixels"):
-            found[stage] = sampled(numbers)
-            if stage == "pixels":
-                found[stage] = found[stage].astype(np.float16)  # it is enough for grey levels
+        wanted = stage in (first, "pooled")
+        if first == "grid" and stage == "pixels":
+            wanted = True
+        if not wanted:
+            continue
+        few = sampled(numbers)
+        if stage == "pixels":
+            few = few.astype(np.float16)  # it is enough for grey levels
+        found[stage] = few
     return found
 
 
@@ -233,7 +271,9 @@ def agreed_stages(recording: Recording, weights: Mapping[str, Array], count: int
     for stage in recording.order[2:]:
         for number, right in enumerate(recording.stages[:count]):
             made = port.made(stage, None, right, [stage])
-            if not made or first_shown(made, number, recording):
+            if not made:
+                break
+            if first_shown(made, number, recording):
                 break
         else:
             agreed.append(stage)
@@ -248,8 +288,11 @@ def first_shown(made: Stages, number: int, recording: Recording) -> str | None:
     """
     for stage, numbers in made.items():
         pictures = [own[stage] for own in recording.stages]
-        std, limits = recording.about["std"], float32_limits(stage)
-        if Stage(stage, pictures, {number: numbers}, std, limits).row().parting:
+        std = recording.about["std"]
+        limits = float32_limits(stage)
+        compared = Stage(stage, pictures, {number: numbers}, std, limits)
+        row = compared.row()
+        if row.parting:
             return stage
         if stage == "pixels":
             return None

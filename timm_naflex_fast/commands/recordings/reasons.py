@@ -56,12 +56,16 @@ def reason_of(
         known += convention_reasons(first, parting, reference)
 
     def distance(reason: Reason) -> float:
-        is_of_all = len(reason.pictures) == len(parting)
-        return round(reason.times + EVIDENCE * (not is_of_all), 3)
+        times = reason.times
+        if len(reason.pictures) != len(parting):
+            times += EVIDENCE
+        return round(times, 3)
 
     if known:
         return min(known, key=distance)
-    words = precision_hint(first.name, reference, port, precision) or describe(first, parting)
+    words = precision_hint(first.name, reference, port, precision)
+    if words is None:
+        words = describe(first, parting)
     return Reason(words, False, tuple(parting))
 
 
@@ -73,13 +77,15 @@ def recorded_reasons(
     A mistake is kept at the first stage that shows it, and at the end: there a port is looked at
     that did not write the former.
     """
-    first, last = stages[0], stages[-1]
-    before = reference.order[: reference.order.index(first.name)]
+    first = stages[0]
+    last = stages[-1]
+    place = reference.order.index(first.name)
+    before = reference.order[:place]
     not_written = set(before).difference(*port)
+    tried = set(range(reference.about["mistakes_tried"]))
     for mistake in reference.about["mistakes"]:
-        does_not_show = set(range(reference.about["mistakes_tried"])).difference(
-            mistake["pictures"]
-        )
+        # It cannot be this one where a picture parts in which it does not show.
+        does_not_show = tried.difference(mistake["pictures"])
         if does_not_show.intersection(parting):
             continue
         if mistake["stage"] == first.name:
@@ -88,11 +94,12 @@ def recorded_reasons(
             stage = last
         else:
             continue
-        found = reason_if(mistake["words"], stage, parting, numbers_of(mistake, stage, reference))
-        # A grid is two numbers, which many mistakes give: the pixels have to be this one's, too.
-        if found and stage.name == "grid" and not has_pixels_of(mistake, stages, reference):
+        numbers = numbers_of(mistake, stage, reference)
+        found = reason_if(mistake["words"], stage, parting, numbers)
+        if found is None:
             continue
-        if found:
+        # A grid is two numbers, which many mistakes give: the pixels have to be this one's, too.
+        if stage.name != "grid" or has_pixels_of(mistake, stages, reference):
             yield found
 
 
@@ -112,8 +119,11 @@ def has_pixels_of(
     """Whether the port wrote pixels, and they are those of a mistake."""
     for stage in stages:
         if stage.name == "pixels":
-            numbers = numbers_of(mistake, stage, reference)
-            return all(stage.times(picture, mistaken) <= 1 for picture, mistaken in numbers)
+            for picture, mistaken in numbers_of(mistake, stage, reference):
+                has_its_pixels = stage.times(picture, mistaken) <= 1
+                if not has_its_pixels:
+                    return False
+            return True
     return False
 
 
@@ -135,7 +145,8 @@ def reason_if(
         right = stage.reference[picture]
         if len(mistaken) < len(right):
             right = sampled(right)
-        if times > MUCH_NEARER * stage.times(picture, right):
+        times_of_right = stage.times(picture, right)
+        if times > MUCH_NEARER * times_of_right:
             return None
         pictures.append(picture)
         farthest = max(farthest, times)
@@ -151,15 +162,18 @@ def convention_reasons(
     table = np.asarray(reference.table, np.float64)
     sizes = {}
     for picture in stage.port:
-        h, w = map(int, reference.stages[picture]["grid"])
+        grid = reference.stages[picture]["grid"]
+        h, w = map(int, grid)
         sizes[picture] = (1, h, w)
 
     def embeddings(convention: Convention) -> Iterator[tuple[int, Array]]:
         for picture, size in sizes.items():
+            patches = reference.stages[picture]["patch_embedding"]
             added = convention.tokens(table, [size])  # (h * w, C)
-            yield picture, reference.stages[picture]["patch_embedding"] + added
+            yield picture, patches + added
 
-    for convention in conventions(list(sizes.values())):
+    all_sizes = list(sizes.values())
+    for convention in conventions(all_sizes):
         words = f"the table is resampled otherwise: {convention.words()}"
         found = reason_if(words, stage, parting, embeddings(convention))
         if found:
@@ -171,10 +185,14 @@ def precision_hint(
 ) -> str | None:
     """Which wider precisions' rounding explains the first stage that parts, in words."""
     names = []
-    for wider in PRECISIONS[PRECISIONS.index(precision) + 1 :]:
-        rows = [stage.row() for stage in stages_at(wider, reference, port) if stage.name == first]
-        if not rows[0].parting:
-            names.append(wider)
+    place = PRECISIONS.index(precision)
+    for wider in PRECISIONS[place + 1 :]:
+        for stage in stages_at(wider, reference, port):
+            if stage.name != first:
+                continue
+            row = stage.row()
+            if not row.parting:
+                names.append(wider)
     if not names:
         return None
     which = " or ".join(names[:-1] or names)  # the last one is the widest
@@ -187,16 +205,28 @@ def precision_hint(
 def describe(stage: Stage, parting: Sequence[int]) -> str:
     """Which of a port's numbers differ at a stage, in words."""
     picture = parting[0]
-    ours, theirs = stage.port[picture], stage.reference[picture]
+    ours = stage.port[picture]
+    theirs = stage.reference[picture]
     if stage.name == "grid":
-        return f"the grid is {tuple(map(int, ours))}, not {tuple(map(int, theirs))}"
-    factor = float((ours * theirs).sum()) / float((theirs * theirs).sum() or 1.0)
-    if all(stage.times(one, factor * stage.reference[one]) <= 1 for one in parting):
+        own_grid = tuple(map(int, ours))
+        right_grid = tuple(map(int, theirs))
+        return f"the grid is {own_grid}, not {right_grid}"
+    # The factor by which the reference's numbers come nearest to the port's.
+    products = float((ours * theirs).sum())
+    squares = float((theirs * theirs).sum())
+    factor = products / (squares or 1.0)
+    times = [stage.times(one, factor * stage.reference[one]) for one in parting]
+    is_scaled = [one <= 1 for one in times]
+    if all(is_scaled):
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
     for measure, numbers in stage.differences(picture, theirs).items():
-        beyond = np.flatnonzero(numbers > stage.limits[measure])
-        if measure in ("token", "channel") and 0 < beyond.size < numbers.size:
-            words += f"; in picture {picture:03} {beyond.size} of {numbers.size} {measure}s differ"
+        if measure not in ("token", "channel"):
+            continue
+        is_beyond = numbers > stage.limits[measure]
+        beyond = np.flatnonzero(is_beyond)
+        count = beyond.size
+        if 0 < count < numbers.size:
+            words += f"; in picture {picture:03} {count} of {numbers.size} {measure}s differ"
             words += f" (first: {beyond[0]})"
     return words

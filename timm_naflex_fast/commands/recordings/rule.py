@@ -60,9 +60,13 @@ class Stage:
         Of all pictures: one of few tokens may have a channel near zero. Of pixels, one grey level.
         """
         if self.name == "pixels":
+            grey_level = 1 / (255 * np.array(self.std))  # (colours,)
             width = self.reference[0].shape[1]
-            return np.tile(1 / (255 * np.array(self.std)), width // len(self.std))
-        return root_mean_square(np.concatenate([np.atleast_2d(one) for one in self.reference]))
+            repeats = width // len(self.std)
+            return np.tile(grey_level, repeats)
+        rows = [np.atleast_2d(one) for one in self.reference]
+        tokens = np.concatenate(rows)
+        return root_mean_square(tokens)
 
     def differences(self, picture: int, theirs: Array) -> dict[str, Array]:
         """How far the port is from these numbers of a picture, by each measure of the stage.
@@ -80,47 +84,81 @@ class Stage:
         if ours.shape != theirs.shape:
             ours = sampled(ours)
         if ours.shape != theirs.shape:
-            return dict.fromkeys(self.limits, np.array(np.inf))
+            infinite = np.array(np.inf)
+            return dict.fromkeys(self.limits, infinite)
         off = np.abs(ours - theirs)
         if self.name == "grid":
             return {"number": off}
         if self.name == "pixels":
-            # A mistake may spread pixels wider, and so what their rounding moves.
-            spread = max(float(np.ptp(theirs / self.sizes)) / 255, 1.0)
-            mean = ((ours - theirs) / self.sizes).mean()
-            return {"pixel": off / self.sizes / spread, "mean": np.abs(mean) / spread}
-        smallest = SMALLEST_SCALE * np.median(self.sizes) + np.finfo(np.float64).tiny
+            return self._pixel_differences(ours, theirs)
+        # What is divided by must not be zero.
+        tiny = np.finfo(np.float64).tiny
+        smallest = SMALLEST_SCALE * np.median(self.sizes) + tiny
+        magnitudes = np.abs(theirs)
         if self.name == "pooled":
-            return {"number": off / max(np.abs(theirs).max(), smallest)}
-        token_sizes = np.median(np.abs(theirs), 1)  # (N,)
-        channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))  # (C,)
+            largest = max(magnitudes.max(), smallest)
+            return {"number": off / largest}
+        # Of each token (N,).
+        token_sizes = np.median(magnitudes, 1)
+        token_sizes = np.maximum(token_sizes, smallest)
+        token_off = np.median(off, 1)
+        # Of each channel (C,).
+        channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))
+        channel_sizes = np.maximum(channel_sizes, smallest)
+        channel_off = root_mean_square(off)
         return {
-            "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
-            "channel": root_mean_square(off) / np.maximum(channel_sizes, smallest),
+            "token": token_off / token_sizes,
+            "channel": channel_off / channel_sizes,
+        }
+
+    def _pixel_differences(self, ours: Array, theirs: Array) -> dict[str, Array]:
+        """How far pixels are from these, and their mean from the mean of these, in grey levels."""
+        levels = (ours - theirs) / self.sizes
+        # A mistake may spread pixels wider, and so what their rounding moves.
+        extent = float(np.ptp(theirs / self.sizes))
+        spread = max(extent / 255, 1.0)
+        pixel = np.abs(levels)
+        mean = np.abs(levels.mean())
+        return {
+            "pixel": pixel / spread,
+            "mean": mean / spread,
         }
 
     def shares(self, picture: int, numbers: Array) -> dict[str, float]:
         """The largest of the differences from these numbers of a picture, by measure."""
-        found = self.differences(picture, numbers)
-        return {measure: float(off.max()) for measure, off in found.items()}
+        largest = {}
+        for measure, off in self.differences(picture, numbers).items():
+            largest[measure] = float(off.max())
+        return largest
 
     def times(self, picture: int, numbers: Array) -> float:
         """How far the port is from these numbers of a picture, in limits: beyond 1 they differ."""
         found = self.shares(picture, numbers)
-        return max(found[measure] / limit for measure, limit in self.limits.items())
+        times = []
+        for measure, limit in self.limits.items():
+            times.append(found[measure] / limit)
+        return max(times)
 
     def row(self) -> Row:
         """How far the port is from the reference."""
-        shares = {picture: self.shares(picture, self.reference[picture]) for picture in self.port}
+        shares = {}
+        for picture in self.port:
+            right = self.reference[picture]
+            shares[picture] = self.shares(picture, right)
         parting = []
         for picture, found in shares.items():
+            within = [found[measure] <= limit for measure, limit in self.limits.items()]
             # Not "greater than": NaN differs too.
-            if not all(found[measure] <= limit for measure, limit in self.limits.items()):
+            if not all(within):
                 parting.append(picture)
+        # The worst picture's share of each measure, and how near that is to its limit.
         largest = {}
-        for measure in self.limits:
-            largest[measure] = max(found[measure] for found in shares.values())
-        measure = max(largest, key=lambda one: largest[one] / self.limits[one])
+        nearness = {}
+        for measure, limit in self.limits.items():
+            found_in_pictures = [found[measure] for found in shares.values()]
+            largest[measure] = max(found_in_pictures)
+            nearness[measure] = largest[measure] / limit
+        measure = max(nearness, key=lambda one: nearness[one])
         return Row(
             self.name,
             measure,
@@ -137,23 +175,46 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
     moved = 0.0  # how many grey levels the port's own pixels differ, up to one
     for name in reference.order:
         right = [own[name] for own in reference.stages]
-        written = {picture: own[name] for picture, own in enumerate(port) if name in own}
+        written = written_of(name, port)
         if not written:
             continue
-        limits = dict(reference.limits[name][precision])
-        if name == "position_embedding" and found and found[-1].name == "patch_embedding":
+        by_precision = reference.limits[name]
+        limits = dict(by_precision[precision])
+        before = ""
+        if found:
+            before = found[-1].name
+        if name == "position_embedding" and before == "patch_embedding":
             # What the patches differ, whose pixels may be the port's own, does not count again.
             written = without_patches(written, found[-1])
         else:
             # Who reads the pictures itself has other pixels, and later numbers follow them.
-            for measure, limit in reference.limits[name].get(OWN_PIXELS, {}).items():
+            of_own_pixels = by_precision.get(OWN_PIXELS, {})
+            for measure, limit in of_own_pixels.items():
                 limits[measure] += moved * limit
         stage = Stage(name, right, written, reference.about["std"], limits)
         found.append(stage)
         if name == "pixels":
-            levels = [stage.shares(picture, right[picture])["pixel"] for picture in written]
-            moved = min(max(levels), 1.0)
+            moved = pixels_moved(stage)
     return found
+
+
+def written_of(stage: str, port: Sequence[Stages]) -> dict[int, Array]:
+    """The port's numbers of a stage, in the pictures of which it wrote it."""
+    found = {}
+    for picture, own in enumerate(port):
+        if stage in own:
+            found[picture] = own[stage]
+    return found
+
+
+def pixels_moved(pixels: Stage) -> float:
+    """How many grey levels the port's own pixels differ in the worst picture, up to one."""
+    levels = []
+    for picture in pixels.port:
+        right = pixels.reference[picture]
+        shares = pixels.shares(picture, right)
+        levels.append(shares["pixel"])
+    return min(max(levels), 1.0)
 
 
 def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array]:
@@ -161,12 +222,17 @@ def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array
     found = dict(tokens)
     for picture, ours in patches.port.items():
         theirs = patches.reference[picture]
-        if picture in tokens and ours.shape == theirs.shape:
-            found[picture] = tokens[picture] - (ours - theirs)
+        if picture not in tokens:
+            continue
+        if ours.shape == theirs.shape:
+            off = ours - theirs
+            found[picture] = tokens[picture] - off
     return found
 
 
 def root_mean_square(tokens: Array) -> Array:
     """Of each channel of (N, C)."""
-    squares: Array = np.square(np.asarray(tokens, np.float64)).mean(0)
-    return np.sqrt(squares)
+    numbers = np.asarray(tokens, np.float64)
+    squares: Array = np.square(numbers)
+    mean_square = squares.mean(0)  # (C,)
+    return np.sqrt(mean_square)
