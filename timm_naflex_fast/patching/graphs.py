@@ -33,6 +33,11 @@ def note_guard_filter() -> None:
                 _unguarded = True
 
 
+def is_unguarded() -> bool:
+    """Whether a graph may have lost the guards on what the user chose."""
+    return _unguarded
+
+
 def forget_graphs(*, replaced: bool) -> None:
     """Let the compiler forget its graphs, if one may not follow what holds since now.
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..text_table import table
+from . import graphs
 from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Settings, holding, lock
 from .counts import call_counts
 from .decide import settings_for
@@ -17,6 +18,10 @@ from .not_served import loaded_classes, not_served
 from .releases import version_of
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
+SHARED_GRAPHS = (
+    "a graph was compiled with a filter of guards: it may serve other models of the same class in "
+    "the mode of the first, so choose one mode for all of them"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,6 +128,8 @@ def status(model: nn.Module | None = None) -> Status:
             classes = map(type, model.modules())
         if patched:
             notes += not_served(modules, classes)
+        if graphs.is_unguarded() and _settings_of_models():
+            notes.append(SHARED_GRAPHS)
         return Status(
             flags=flags,
             models=tuple(_settings_of_models()) if model is None else (),
