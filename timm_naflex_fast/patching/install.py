@@ -1,8 +1,8 @@
 """Puts our functions on a library's classes and takes them off again. No other file does.
 
-Each ``enable()`` is a ``Choice``, which is put on a model's modules, or on libraries. While a choice for a library has not ended, ours is in place there, and asks at each call
-what holds (``decide.settings_for``). So nothing is put on or taken off when one choice hides
-another.
+Each ``enable()`` is a ``Choice``, which is put on a model's modules, or on libraries. While a
+choice for a library has not ended, ours is in place there, and asks at each call what holds
+(``decide.settings_for``). So nothing is put on or taken off when one choice hides another.
 
 Everything is imported before the lock is taken: a thread that imports a library may be about to
 call ``enable()``.
@@ -290,8 +290,8 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ or are another
-            package's; with ``strict``,
-            a method that would be left as it is, or a table that would; nothing is changed.
+            package's; with ``strict``, a method that would be left as it is, or a table that would;
+            nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
@@ -316,8 +316,9 @@ def enable(
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
     if strict and model is not None and settings.pos_embed != "stock":
-        for sentence in not_served(libraries, map(type, model.modules())):
-            raise RuntimeError(f"{sentence}. Nothing was changed")
+        sentences = not_served(libraries, map(type, model.modules()))
+        if sentences:
+            raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
     choice = Choice(settings, tuple(libraries))
     handle = Handle(choice)

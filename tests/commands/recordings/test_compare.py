@@ -85,6 +85,17 @@ def test_a_fault_that_grows_is_named_where_it_begins(part_of_limit, stage, refer
     assert (first.stage, len(first.parting)) == (stage, COUNT)
 
 
+@pytest.mark.parametrize("stage", ["pixels", "block_0", "pooled"])
+def test_a_port_with_nan_parts_and_has_no_known_reason(stage, reference):
+    """A folder with it is refused; a tower that ``--against`` runs may give it."""
+    port = changed(reference)
+    port[1][stage] = np.full_like(port[1][stage], np.nan)
+    found = compare_recordings(reference, port)
+    assert (found.first.stage, found.first.parting) == (stage, (1,))
+    assert np.isnan(found.first.share)
+    assert not found.reason.known
+
+
 def test_who_reads_the_pictures_may_differ_later_as_much_as_its_pixels_do(reference):
     def moved(x):
         return x * 1.001

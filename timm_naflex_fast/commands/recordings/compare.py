@@ -75,7 +75,8 @@ def compare_recordings(
     if found.first is None:
         return found
     # A fault may grow from stage to stage, and go beyond a limit after the stage where it is made.
-    is_beyond = [row.share > NEARLY * row.limit for row in rows]
+    # Not "greater than": NaN is beyond every limit.
+    is_beyond = [not row.share <= NEARLY * row.limit for row in rows]
     place = is_beyond.index(True)
     if not rows[place].parting:
         limits = {measure: NEARLY * limit for measure, limit in stages[place].limits.items()}

@@ -138,7 +138,8 @@ def reason_if(
     farthest = 0.0
     for picture, mistaken in numbers:
         times = stage.times(picture, mistaken)
-        if times > 1:
+        # Not "greater than": NaN is nobody's number.
+        if not times <= 1:
             return None
         if picture not in parting:
             continue

@@ -137,7 +137,8 @@ class Stage:
         times = []
         for measure, limit in self.limits.items():
             times.append(found[measure] / limit)
-        return max(times)
+        # NumPy's maximum: Python's passes over NaN.
+        return float(np.max(times))
 
     def row(self) -> Row:
         """How far the port is from the reference."""
@@ -151,14 +152,15 @@ class Stage:
             # Not "greater than": NaN differs too.
             if not all(within):
                 parting.append(picture)
-        # The worst picture's share of each measure, and how near that is to its limit.
+        # The worst picture's share of each measure, and how near that is to its limit; NaN is worst.
         largest = {}
-        nearness = {}
+        nearness = []
         for measure, limit in self.limits.items():
             found_in_pictures = [found[measure] for found in shares.values()]
-            largest[measure] = max(found_in_pictures)
-            nearness[measure] = largest[measure] / limit
-        measure = max(nearness, key=lambda one: nearness[one])
+            largest[measure] = float(np.max(found_in_pictures))
+            nearness.append(largest[measure] / limit)
+        nearest = int(np.argmax(nearness))
+        measure = list(self.limits)[nearest]
         return Row(
             self.name,
             measure,
