@@ -105,13 +105,25 @@ def copies_of_tables(n):
         kept._entry_of((tables[k // 2],))
 
 
+def copies_in_another_layout(n):
+    tables = torch.randn(n // 20, 8, 16, 16).permute(0, 2, 3, 1)
+    for k in range(2 * len(tables)):
+        kept._entry_of((tables[k // 2],))
+
+
 def embeddings_and_weights(n):
     table = torch.randn(16, 16, 768)
     for k in range(n // 100):
         resample_pos_embeds(table, [(k % 24 + 1, k // 24 + 1)], mode="bilinear")
 
 
-FILLS = [empty_entries, small_tensors, copies_of_tables, embeddings_and_weights]
+FILLS = [
+    empty_entries,
+    small_tensors,
+    copies_of_tables,
+    copies_in_another_layout,
+    embeddings_and_weights,
+]
 
 
 def resident():

@@ -213,7 +213,11 @@ def _entry_of(sources: Sources) -> _Entry | None:
         with unseen():
             memory = [bytearray(_bytes(source)) for source in sources]
             copies = tuple(map(_tensor_in, memory, sources))
-        entry = _Entry(ENTRY_BYTES + _bytes_of(copies), None, versions, copies, memory)
+        nbytes = ENTRY_BYTES + _bytes_of(copies)
+        for source in sources:
+            if not source.is_contiguous():  # its copy lies in memory of its own
+                nbytes += source.nbytes
+        entry = _Entry(nbytes, None, versions, copies, memory)
         _keep(place, entry)
         return entry
     for before, source in zip(entry.memory, sources):
