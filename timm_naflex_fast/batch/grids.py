@@ -93,8 +93,8 @@ def _are_row_major(coord: Any, h: int, w: int) -> bool:
 
     Compared as bytes: on so few numbers NumPy needs longer to begin.
     """
-    cells = _row_major(h, w)
-    return all(image.tobytes() == cells for image in coord)
+    cells = _row_major(h, w) * len(coord)
+    return coord.tobytes() == cells
 
 
 @lru_cache(maxsize=64)
