@@ -2,7 +2,6 @@
 
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.plots import curves
-from timm_naflex_fast.commands.measure.drift.survey import GridDrift
 
 from .results import OURS, RESULTS, ROOT, read_one
 
@@ -52,6 +51,6 @@ def draw_graphs() -> None:
 
 def draw_drift() -> None:
     """Draw the picture of drift on the digits."""
-    grids = [GridDrift(**grid) for grid in read_one("drift/digits/report")["survey"]["grids"]]
-    picture = curves(grids, ("grid_sample", OURS))
+    report = read_one("drift/digits/report")
+    picture = curves(report["survey"]["grids"], ("grid_sample", OURS))
     picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)

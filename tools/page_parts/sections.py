@@ -3,11 +3,8 @@
 Each function with the name of a section makes what stands there.
 """
 
-from dataclasses import fields
-
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.report import cells
-from timm_naflex_fast.commands.measure.drift.survey import Drift
 
 from .results import OURS, Row, measure_again, read, read_one, table
 
@@ -113,7 +110,7 @@ def drift_peers() -> str:
     report = read_one("drift/digits/report")
     lines = []
     for name, drift in report["survey"]["drift"].items():
-        line = cells(name, Drift(**{one.name: drift[one.name] for one in fields(Drift)}))
+        line = cells(name, drift)
         # The page says what each mode is.
         del line["what it is"]
         _, *rest = line.values()

@@ -61,7 +61,6 @@ def test_info_says_what_a_report_needs(capsys, monkeypatch, tmp_path):
         assert len(re.findall(rf"^{name} +\S", out, re.M)) == 1, name
     assert torch.__version__.split("+")[0] in out
     assert re.search("_apply_learned_pos_embed +interpolate_cached", out)
-    assert "\nNext: naflex-fast drift --model NAME " in out
 
 
 def test_info_imports_no_timm_and_the_functions_no_compiler():

@@ -20,14 +20,13 @@ TAKEN = {
     ],
     "shards with their index": [*SHARDS, "model.safetensors.index.fp16.json"],
     "a shard that is the whole": ["model-00001-of-00001.safetensors"],
-    "the revision main of a hub's cache": ["refs/main", *REVISIONS],
     "the only revision": ["refs/v1", REVISIONS[0]],
 }
 # Files of a folder, of which none is taken, and what is said.
 REFUSED = {
     r"no weights in the folder": ["notes.txt"],
     r"2 files of weights in .* \(ema.pt, last.pt\), not one": ["ema.pt", "last.pt"],
-    r"2 shards without an index in .*, not one": SHARDS,
+    rf"2 files of weights in .* \({', '.join(SHARDS)}\), not one": SHARDS,
     rf"2 files of weights in .* \({', '.join(REVISIONS)}\), not one": REVISIONS,
 }
 
@@ -51,16 +50,12 @@ def test_of_several_none_is_chosen_and_what_was_found_is_named(says, tmp_path):
         find_weights(tmp_path)
 
 
-def test_one_of_several_shards_is_named(tmp_path):
-    put(tmp_path, SHARDS)
-    with pytest.raises(Unusable, match=f"{SHARDS[1]}, which is one of several shards"):
-        find_weights(tmp_path / SHARDS[1])
-
-
 def test_a_name_on_the_hub_is_looked_for_in_its_cache(tmp_path, monkeypatch):
+    """And there the revision that is called main."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     put(tmp_path / "models--google--tiny", ["refs/main", *REVISIONS])
     assert find_weights("google/tiny") == tmp_path / "models--google--tiny" / REVISIONS[1]
-    says = "found no file or folder google/large, and no such model in the hub's cache; taken are"
-    with pytest.raises(Unusable, match=says):
-        find_weights("google/large")
+    says = "no file or folder {}, and no such model in the hub's cache; taken are"
+    for name in ("google/large", "no/such/file.pth"):
+        with pytest.raises(Unusable, match=says.format(name)):
+            find_weights(name)

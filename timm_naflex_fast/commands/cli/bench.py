@@ -1,17 +1,15 @@
 """``naflex-fast bench``: its options, and the way from races to tables and files."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
 from ...patching.choices import MODES
 from ...text_table import table
 from ..measure.contenders import BASELINE
-from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import number, positive, provenance
-from .checks import announce, check_model_options, keep_name
+from ..measure.models import DTYPES, add_model_arguments
+from ..measure.output import positive, provenance
+from .checks import announce, check_model_options, keep_name, load
 
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
@@ -80,16 +78,29 @@ def bench(options: argparse.Namespace) -> int:
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    announce(f"loading {options.model} ...")
-    model = _load(options)
+    options.random_weights = not options.checkpoint
+    model, _ = load(options)
+    model.to(options.device)
+    from ..measure.bench import model as whole
 
     # A compiled model meets all lengths in turn, an eager one has a race for each.
     together = [[length] for length in options.lengths]
+    rounds = 1
     if options.compile:
         together = [options.lengths]
+        rounds = 2 * whole.ROUNDS
     rows: list[dict[str, Any]] = []
     made = provenance(options.command)
     for lengths, phase in product(together, options.phases):
+        step = whole.make_step(model, options.dtype, phase)
+        batches = whole.random_batches(model, lengths, options.batch_size, rounds)
+        found = {}
+        if options.compile:
+            for mode in options.modes:
+                announce(f"compiling {mode} ...")
+                found[mode] = whole.time_compiled(model, step, batches, mode)
+        else:
+            found = whole.race_eager(model, step, batches[0], options.modes)
         facts = {
             "model": options.model,
             "workload": " ".join(f"siglip-{length}" for length in lengths),
@@ -98,7 +109,6 @@ def bench(options: argparse.Namespace) -> int:
             "dtype": options.dtype,
             "device": options.device,
         }
-        found = _race(model, lengths, phase, options)
         print(TITLE.format(**facts))
         _print(found)
         rows += [{**facts, "contender": mode, **figures} for mode, figures in found.items()]
@@ -107,49 +117,12 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace) -> Any:
-    """The model, on its device."""
-    import torch
-
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
-    settings = dict(options.model_kwargs)
-    is_random = not options.checkpoint
-    model, _ = load_model(options.model, options.checkpoint, random_weights=is_random, **settings)
-    return model.to(options.device)
-
-
-def _race(
-    model: Any, lengths: Sequence[int], phase: str, options: argparse.Namespace
-) -> dict[str, dict[str, float]]:
-    """The figures of each mode in one phase."""
-    from ..measure.bench import model as whole
-
-    step = whole.make_step(model, options.dtype, phase)
-    random_batches = partial(whole.random_batches, model, lengths, options.batch_size)
-    found = {}
-    if options.compile:
-        batches = random_batches(2 * whole.ROUNDS)
-        for mode in options.modes:
-            announce(f"compiling {mode} ...")
-            found[mode] = whole.time_compiled(model, step, batches, mode)
-    else:
-        (batch,) = random_batches(1)
-        found = whole.race_eager(model, step, batch, options.modes)
-    if BASELINE in found:
-        timms = found[BASELINE]["median_ms"]
-        for figures in found.values():
-            figures["times_faster"] = timms / figures["median_ms"]
-    return found
-
-
-def _print(found: Mapping[str, Mapping[str, float]]) -> None:
-    """Print the figures of each mode."""
+def _print(found: dict[str, dict[str, float]]) -> None:
+    """Print the figures of each mode, with how many times as fast as timm's loop it is."""
     lines = []
     for mode, figures in found.items():
-        line = {"mode": mode}
-        for key, value in figures.items():
-            heading = key.replace("_", " ")
-            line[heading] = f"{value:,}" if isinstance(value, int) else number(value)
-        lines.append(line)
+        if BASELINE in found:
+            figures["times_faster"] = found[BASELINE]["median_ms"] / figures["median_ms"]
+        shown = {key.replace("_", " "): f"{value:,.4g}" for key, value in figures.items()}
+        lines.append({"mode": mode, **shown})
     print(table(lines), end="\n\n", flush=True)

@@ -6,8 +6,10 @@ Tests: tests/commands/cli/test_errors_first.py.
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..measure.images import Source, read
+from ..measure.models import load_model
 from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
@@ -38,6 +40,18 @@ def check_model_options(options: argparse.Namespace) -> None:
         find_weights(options.checkpoint)
 
 
+def load(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
+    """The model that checked options name, and in words which weights it holds; see ``load_model``."""
+    announce(f"loading {options.model} ...")
+    return load_model(
+        options.model,
+        options.checkpoint,
+        random_weights=options.random_weights,
+        **dict(options.model_kwargs),
+        **more,
+    )
+
+
 def check_readable(sources: Sequence[Source]) -> None:
     """Look for an image whose header can be read, from the first one on.
 
@@ -55,10 +69,7 @@ def announce(text: str) -> None:
 
 
 def announce_skipped(skipped: Sequence[str]) -> None:
-    """Say in one line on stderr how many files and folders could not be read, and why."""
-    if not skipped:
-        return
-    reasons = "; ".join(skipped[:SHOWN])
-    if len(skipped) > SHOWN:
-        reasons += "; ..."
-    announce(f"skipped, not readable as images: {len(skipped):,} ({reasons})")
+    """Say in one line on stderr how many files could not be read, and why the first ones."""
+    if skipped:
+        reasons = "; ".join(skipped[:SHOWN])
+        announce(f"skipped, not readable as images: {len(skipped):,} ({reasons})")

@@ -2,8 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ from ...text_table import table
 from ..measure import images
 from ..measure.contenders import CONTENDERS
 from ..measure.drift import FILES
-from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, provenance
+from ..measure.models import DTYPES, add_model_arguments
+from ..measure.output import check_writable, positive, printable, provenance, require
 from . import against
-from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
+from .checks import announce_skipped, check_model_options, check_readable, keep_name, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,19 +68,11 @@ def drift(options: argparse.Namespace) -> int:
         source = images.PHOTOS_WORDS
     check(options)
     against.check(options)
-    announce(f"loading {options.model} ...")
-    model, weights = load_model(
-        options.model,
-        options.checkpoint,
-        **dict(options.model_kwargs),
-        random_weights=options.random_weights,
-        dtype=options.dtype,
-    )
-    skipped: list[str] = []
+    model, weights = load(options, dtype=options.dtype)
     batches = images.NaFlexImages(
-        sources, model, options.max_seq_len, options.batch_size, options.interpolation, skipped
+        sources, model, options.max_seq_len, options.batch_size, options.interpolation
     )
-    measure_and_show(model, batches, options, weights, source, skipped)
+    measure_and_show(model, batches, options, weights, source, batches.skipped)
     if not options.against:
         return 0
     compared = against.compare(model, sources, options, weights)
@@ -99,12 +89,7 @@ def check(options: argparse.Namespace) -> None:
     """
     if not options.out:
         return
-    for package in ("matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise RuntimeError(
-                f"--out needs {package}: pip install {package}, or in a clone of this package's "
-                "repository: pip install '.[report]'"
-            )
+    require("--out", "matplotlib", "jinja2")
     Path(options.out).mkdir(parents=True, exist_ok=True)
     # The folder may be there, with an old report that is not ours to write.
     for name in FILES:
@@ -142,11 +127,18 @@ def measure_and_show(
     print(f"Drift from timm's result: {options.model}; weights: {weights}")
     print(table(rows(found)))
     print(answer)
+    # As they are now, whether the weights' settings or --model-kwargs made them so.
+    settings = [f"{name} {value}" for name, value in vars(model.embeds).items()]
+    facts = {
+        "images": f"{found['images']:,} ({source})",
+        "sequence length": f"{options.max_seq_len} patches at most",
+        "the model's settings": ", ".join(one for one in settings if one.startswith("pos_embed_")),
+    }
     record = {
-        "survey": asdict(found),
+        "survey": found,
         "model": options.model,
         "weights": weights,
-        "facts": _facts(model, options, f"{found.images:,} ({source})"),
+        "facts": facts,
         "made": provenance(options.command),
         "skipped": [*skipped],
         "headline": answer,
@@ -156,17 +148,3 @@ def measure_and_show(
     if options.out:
         files = write(found, record, options.out)
         print(f"written: {', '.join(map(printable, files))}")
-
-
-def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, str]:
-    """What was measured, in words, under its labels."""
-    settings = []
-    # As they are now, whether the weights' settings or --model-kwargs made them so.
-    for name, value in vars(model.embeds).items():
-        if name.startswith("pos_embed_"):
-            settings.append(f"{name.removeprefix('pos_embed_')} {value}")
-    return {
-        "images": images,
-        "sequence length": f"{options.max_seq_len} patches at most",
-        "the model's own resampling (its settings)": ", ".join(settings),
-    }

@@ -2,36 +2,30 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from ...text_table import table
-from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, provenance
-from .checks import announce, check_model_options
+from ..measure.models import add_model_arguments
+from ..measure.output import check_writable, positive, printable, provenance, require
+from .checks import announce, check_model_options, load
 
 # The runtimes that run a file with this suffix, and the module of each.
 RUNTIMES = {
     ".pt2": {"torch.export": "torch"},
     ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
 }
-WRITERS = ("onnx", "onnxscript")  # the packages that write an ONNX file
-HOW_TO_INSTALL = (
-    "pip install onnx onnxscript onnxruntime, or in a clone of this package's repository: "
-    "pip install '.[export]'"
+NO_RUNTIME = (
+    "not checked in an ONNX runtime: none is installed (pip install onnxruntime, or openvino)"
 )
-NO_RUNTIME = f"not checked in an ONNX runtime: none is installed ({HOW_TO_INSTALL})"
 NOT_CHECKED = 3  # a status of its own, so that a script can tell it from a file that was run
 STATUS = (
     "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
     "1 a runtime is wrong, nothing is written; 2 an error; 3 an ONNX file is written, but no ONNX "
     "runtime is installed that could check it."
 )
-# What pictures SigLIP-2's NaFlex weights were trained with; timm's settings name another filter.
-SIGLIP2_FILTER = "bilinear"
+# timm's settings name another filter than the one that SigLIP-2's weights were trained with.
 FILTER = (
     "Pictures: timm's settings, which the file keeps, resize by {filter}; SigLIP-2's weights were "
     'trained with bilinear: patches_of(pictures, settings | {{"interpolation": "bilinear"}}). '
@@ -85,16 +79,9 @@ def export(options: argparse.Namespace) -> int:
     is_checked = out.suffix.lower() == ".pt2" or len(runtimes) > 1
     if not is_checked:
         announce(NO_RUNTIME)
-    announce(f"loading {options.model} ...")
-    # It imports torch and timm: whatever is wrong with the options has been told by now.
+    model, weights = load(options)
     from ..measure import export as work
 
-    model, weights = load_model(
-        options.model,
-        options.checkpoint,
-        **dict(options.model_kwargs),
-        random_weights=options.random_weights,
-    )
     _check_inputs(model, options.size)
     metadata = {"model": options.model, "weights": weights, **work.describe(model)}
     # Plain images of one size have no choice of it.
@@ -110,7 +97,7 @@ def export(options: argparse.Namespace) -> int:
         file=printable(out),
         metadata=metadata,
         checked=is_checked,
-        checks=[{**asdict(check), "right": check.is_right} for check in checks],
+        checks=checks,
         written=is_right,
     )
     if not is_right:
@@ -118,7 +105,7 @@ def export(options: argparse.Namespace) -> int:
         return 1
     print(f"written: {printable(out)}")
     is_siglip2 = options.model.startswith("naflexvit") and "siglip" in options.model
-    if is_siglip2 and metadata["interpolation"] != SIGLIP2_FILTER:
+    if is_siglip2 and metadata["interpolation"] != "bilinear":
         print(FILTER.format(filter=metadata["interpolation"]))
     if not is_checked:
         print(NO_RUNTIME)
@@ -141,24 +128,20 @@ def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 
-def _show(checks: Sequence[Any]) -> None:
+def _show(checks: Sequence[dict[str, Any]]) -> None:
     """Print how far each runtime is from timm, and what follows from it."""
-    from ..measure.export import FLOAT32
-
     print("The largest differences from timm's own code, relative, on batches not seen at export:")
     lines = []
     for check in checks:
-        precision = check.precision
-        if check.is_default:
+        precision = check["precision"]
+        verdict = "right"
+        if not check["right"]:
+            # A runtime that rounds more by default is no fault of the file.
+            verdict = "wrong" if precision == "float32" else "not right: set float32"
+        if check["is_default"]:
             precision += ", its default here"
-        off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
-        verdict = "right" if check.is_right else "wrong"
-        if inf in check.differences.values():
-            verdict = "wrong: another shape or dtype"
-        # A runtime that rounds more by default is no fault of the file.
-        elif not check.is_right and check.precision != FLOAT32:
-            verdict = "not right: set float32"
-        lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
+        off = {part: f"{difference:.1e}" for part, difference in check["differences"].items()}
+        lines.append({"runtime": check["runtime"], "precision": precision, **off, "": verdict})
     print(table(lines))
 
 
@@ -172,10 +155,6 @@ def runtimes_for(out: Path) -> list[str]:
     suffix = out.suffix.lower()
     if suffix not in RUNTIMES:
         raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
-    runtimes = [runtime for runtime, module in RUNTIMES[suffix].items() if find_spec(module)]
-    missing = [module for module in WRITERS if find_spec(module) is None]
-    if suffix == ".onnx" and missing:
-        if len(runtimes) == 1:
-            missing.append("a runtime that checks them (onnxruntime or openvino)")
-        raise RuntimeError(f".onnx files need {', '.join(missing)}: {HOW_TO_INSTALL}")
-    return runtimes
+    if suffix == ".onnx":
+        require("an .onnx file", "onnx", "onnxscript")
+    return [runtime for runtime, module in RUNTIMES[suffix].items() if find_spec(module)]

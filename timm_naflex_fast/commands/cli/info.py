@@ -5,6 +5,7 @@ Tests: tests/commands/cli/test_main.py.
 
 import argparse
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from .checks import announce
@@ -38,23 +39,16 @@ def info(options: argparse.Namespace) -> int:
 
     from ...patching.status import status
 
-    rows = {}
+    rows = dict.fromkeys(PACKAGES, "not installed")
     # From the metadata, not from the modules: to import all of them would take a minute.
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             rows[name] = version(name)
-        except PackageNotFoundError:
-            rows[name] = "not installed"
     rows["python"] = f"{platform.python_version()}, {platform.platform()}"
     seen = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; GPUs: {seen}"
     for name, value in rows.items():
         print(f"{name:<17} {value}")
-    patched = str(status()).splitlines()[1:]  # the versions stand above
-    print("\n".join(patched))
-    print(
-        "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n\n"
-        "Next: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run "
-        "SCRIPT patches a script."
-    )
+    print(status(), end="\n\n")
+    print("This is about this process. In another one, print(timm_naflex_fast.status()) there.")
     return 0

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .output import one_line, printable
+from .output import printable
 from .tower_names import (
-    ADAPTER,
     PATCHES,
     TABLE,
     channels_first,
@@ -28,33 +27,28 @@ TITLES = {
     "big_vision": "Google's image tower",
 }
 # How the name of each library's patch embedding ends; what stands before it stands before all names
-# of the tower. timm's are those of a NaFlexVit and of a ViT.
+# of the tower. timm's are those of a NaFlexVit and of a ViT; open_clip holds timm's tower.
 PATCH_EMBEDDINGS = {
+    "visual.trunk.embeds.proj.weight": "open_clip",
     "embeddings.patch_embedding.weight": "transformers",
     "embeds.proj.weight": "timm",
     "patch_embed.proj.weight": "timm",
     "embedding/kernel": "big_vision",
 }
 # big_vision's optimizer has averages of the same names, after "opt/".
-PATCH_EMBEDDING = re.compile(rf"(?!opt/)(?P<prefix>.*)({'|'.join(PATCH_EMBEDDINGS)})")
+PATCH_EMBEDDING = re.compile(rf"(?!opt/)(.*?)({'|'.join(PATCH_EMBEDDINGS)})")
+# How PEFT names what it adds to a model, and what it adds to.
+ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 # Attention heads of the published towers, by their channels: no tensor of timm's or transformers'
 # tells them.
 HEADS = {768: 12, 1152: 16}
-READS_BIG_VISION = (1, 0, 31)  # timm's release
-# The names of Google's arrays that timm reads.
-BIG_VISION = re.compile(
-    r"embedding/(kernel|bias)|pos_embedding|Transformer/encoder_norm/(scale|bias)|MAPHead_0/probe|"
-    r"(Transformer/encoderblock(_\d+)?|MAPHead_0)/(LayerNorm_[01]/(scale|bias)|(MlpBlock_0/Dense_"
-    r"[01]|MultiHeadDotProductAttention_0/(query|key|value|out))/(kernel|bias))"
-)
 
 
 class Checkpoint(NamedTuple):
-    """Weights of a file, and what is known about them."""
+    """What is known about the weights of a file."""
 
-    tensors: Tensors  # under timm's names; Google's under its own, as timm reads them
-    options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
     source: dict[str, Any]  # what timm's ``pretrained_cfg_overlay`` takes to load them
+    options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
     classes: int  # of its head; 0 where there is none
     words: str  # what was recognised, in one line
 
@@ -81,52 +75,39 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
     tower: Tensors = {
         name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)
     }
-    source: dict[str, Any] = {"state_dict": tower}
+    source: dict[str, Any] = {}
     options: dict[str, Any] = {}
     if library == "big_vision":
         # timm's own reader takes the file, and converts it to the model's layout.
         source = {"file": str(file), "custom_load": True}
         options = big_vision_sizes(tower)
     elif library != "timm":
-        config = read_config(file.parent)
         if library == "transformers":
             tower = from_transformers(tower)
-        options = sizes(tower, given.get("num_heads", config.get("num_attention_heads")))
+        heads = read_config(file.parent).get("num_attention_heads")
+        options = sizes(tower, given.get("num_heads", heads))
         if given.get("patchify_channels_last") is False:
             tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
-        source = {"state_dict": tower}
 
-    words = file.name
-    # Of a folder: which revision in the hub's cache.
-    if file != Path(path):
-        words = f"{file.parent.name}/{words}"
-    words = f"file {printable(words)}"
+    words = f"file {printable(file.name)}"
     if library in TITLES:
         words += f": {TITLES[library]}"
-    return Checkpoint(tower, options, source, len(tower.get("head.weight", ())), words)
+    classes = len(tower.get("head.weight", ()))
+    return Checkpoint(source or {"state_dict": tower}, options, classes, words)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
     """transformers' settings of the image tower in ``folder``; empty where there are none.
 
     Without a number of heads they mean transformers' default: older releases did not write it.
-
-    Raises:
-        Unusable: config.json cannot be read, or holds no settings; names it.
     """
     file = folder / "config.json"
     if not file.is_file():
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        config = config.get("vision_config") or config
-        if config.get("model_type") != "siglip2_vision_model":
-            return {}
-    except (ValueError, AttributeError) as error:  # no UTF-8, no JSON, a list
-        raise Unusable(
-            f"beside the weights {printable(file)}, which cannot be read: {one_line(error)}",
-            "taken is the config.json that transformers wrote, or none",
-        ) from error
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config = config.get("vision_config") or config
+    if config.get("model_type") != "siglip2_vision_model":
+        return {}
     return {"num_attention_heads": 12, **config}
 
 
@@ -134,11 +115,9 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     """The library that wrote them, and what stands before the names of the image tower.
 
     Raises:
-        Unusable: an adapter of PEFT, several towers, or one of another library that timm does not
-            read, or whose patch embedding is a convolution.
+        Unusable: an adapter of PEFT, several towers, or one of another library whose patch embedding
+            is a convolution.
     """
-    import timm
-
     adapted = [name for name in tensors if ADAPTER.search(name)]
     if adapted:
         raise Unusable(
@@ -149,21 +128,16 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     if not found:
         return "timm", ""
     if len(found) > 1:
-        prefixes = ", ".join(match["prefix"] for match in found)
+        prefixes = ", ".join(match[1] for match in found)
         raise Unusable(f"{len(found)} image towers in one file ({prefixes})")
     prefix, end = found[0].groups()
     library = PATCH_EMBEDDINGS[end]
-    if prefix + end == "visual.trunk." + PATCHES:
-        library = "open_clip"
-    release = tuple(map(int, re.findall(r"\d+", timm.__version__)[:3]))
-    if library == "big_vision" and release < READS_BIG_VISION:
-        raise Unusable(
-            f"Google's own file, which timm {timm.__version__} does not read: 1.0.31 does"
-        )
     if library != "timm" and tensors[prefix + end].ndim != 2:
         raise Unusable(
             "a patch embedding that is a convolution: weights of one size, not of NaFlex"
         )
+    if library == "open_clip":
+        prefix += "visual.trunk."
     return library, prefix
 
 
@@ -202,12 +176,8 @@ def big_vision_sizes(tower: Tensors) -> dict[str, Any]:
     (``encoderblock``), as big_vision's ``scan=True`` makes them.
 
     Raises:
-        Unusable: there are arrays that timm does not read; counts and names them.
         KeyError: an array is missing.
     """
-    unused = [name for name in tower if not BIG_VISION.fullmatch(name)]
-    if unused:
-        raise Unusable(f"{len(unused)} arrays that are not SigLIP-2's ({', '.join(unused[:3])})")
     blocks = count_blocks(tower)
     block = "Transformer/encoderblock_0" if blocks else "Transformer/encoderblock"
     inside = tower[f"{block}/MlpBlock_0/Dense_0/bias"]  # (inside), or (blocks, inside)

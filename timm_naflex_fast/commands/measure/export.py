@@ -10,7 +10,6 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,29 +65,6 @@ class Naflex(torch.nn.Module):
         return output
 
 
-@dataclass(frozen=True)
-class Check:
-    """How far one runtime is from timm when it computes in one precision.
-
-    Attributes:
-        runtime: a name of ``LOADERS``.
-        precision: in which it computes, e.g. "float32".
-        is_default: whether it does so on this machine when nobody chooses.
-        differences: relative to the largest number: of the "model", and of the position
-            "embeddings" alone.
-    """
-
-    runtime: str
-    precision: str
-    is_default: bool
-    differences: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the differences are allowed; NaN is not."""
-        return all(off <= TOLERANCES[part] for part, off in self.differences.items())
-
-
 def make_inputs(model: Any, size: tuple[int, int] | None) -> tuple[list[Inputs], Any]:
     """NaFlex batches, or plain images of ``size`` pixels.
 
@@ -97,13 +73,13 @@ def make_inputs(model: Any, size: tuple[int, int] | None) -> tuple[list[Inputs],
         dimensions of each input that may have other sizes, {name: {dimension: Dim}}.
     """
     torch.manual_seed(0)
-    images = torch.export.Dim("batch", min=1, max=4096)
-    if size is not None:
-        plain = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
-        return plain, {"image": {0: images}}
-    tokens = torch.export.Dim("tokens", min=2, max=65536)
-    batches = [random_batch(model, *batch) for batch in BATCHES]
-    return batches, {name: {0: images, 1: tokens} for name in batches[0]}
+    free = {0: torch.export.Dim("batch", min=1, max=4096)}
+    if size is None:
+        batches = [random_batch(model, *batch) for batch in BATCHES]
+        free[1] = torch.export.Dim("tokens", min=2, max=65536)
+    else:
+        batches = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
+    return batches, {name: free for name in batches[0]}
 
 
 def position_embeddings(model: Any) -> Any:
@@ -136,7 +112,7 @@ def export(
     runtimes: Sequence[str],
     size: tuple[int, int] | None = None,
     metadata: Mapping[str, str] = {},
-) -> tuple[list[Check], bool]:
+) -> tuple[list[dict[str, Any]], bool]:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
     Args:
@@ -147,11 +123,14 @@ def export(
         metadata: texts by their names, which the file keeps.
 
     Returns:
-        The checks of each runtime, in each precision; and whether every runtime is right in
-        float32, and so the file was written.
+        The checks, one for each runtime and precision: ``runtime``; ``precision``, in which it
+        computes; ``is_default``, whether it does so on this machine when nobody chooses;
+        ``differences`` relative to the largest number, of the "model", and of the position
+        "embeddings" alone; ``right``, whether they are allowed, as NaN is not. And whether every
+        runtime is right in float32, and so the file was written.
     """
     (example, *unseen), free = make_inputs(model, size)
-    checks: dict[tuple[str, str], Check] = {}
+    found: dict[tuple[str, str], dict[str, float]] = {}  # by runtime and precision
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as parts:
@@ -165,20 +144,31 @@ def export(
             with enable("matmul", model=module, strict=True):
                 program = write(module, example, free, file, metadata)
             for runtime in runtimes:
-                is_default = True  # a loader gives the runtime's default first
                 for precision, run in LOADERS[runtime](file, program).items():
-                    new = Check(runtime, precision, is_default)
-                    check = checks.setdefault((runtime, precision), new)
-                    check.differences[part] = _largest_difference(run, unseen, wanted)
-                    is_default = False
+                    off = _largest_difference(run, unseen, wanted)
+                    found.setdefault((runtime, precision), {})[part] = off
+
+        checks: list[dict[str, Any]] = []
+        for (runtime, precision), differences in found.items():
+            check = {
+                "runtime": runtime,
+                "precision": precision,
+                # A loader gives the runtime's default first.
+                "is_default": all(check["runtime"] != runtime for check in checks),
+                "differences": differences,
+                "right": all(off <= TOLERANCES[part] for part, off in differences.items()),
+            }
+            checks.append(check)
         # In another precision, rounding alone is more than what is allowed.
-        exact = [check for check in checks.values() if check.precision == FLOAT32]
-        is_right = len(exact) == len(runtimes) and all(check.is_right for check in exact)
+        exact = {
+            check["runtime"]: check["right"] for check in checks if check["precision"] == FLOAT32
+        }
+        is_right = len(exact) == len(runtimes) and all(exact.values())
         if is_right:
             # ONNX keeps weights beside the file above 1.5 GB.
             for made in Path(parts, "model").iterdir():
                 made.replace(out.resolve().with_name(made.name))
-    return [*checks.values()], is_right
+    return checks, is_right
 
 
 def write(
@@ -227,12 +217,11 @@ def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Te
     found = []
     for inputs, want in zip(batches, wanted):
         output = torch.as_tensor(run(inputs))
-        if output.shape != want.shape or output.dtype != want.dtype:
+        if (output.shape, output.dtype) != (want.shape, want.dtype):
             return math.inf
         # What has no embeddings at all is 0 everywhere, and must be so in the file.
         largest = want.abs().max().clamp(min=1e-12)
-        off = (output - want).abs().max()
-        found.append(off / largest)
+        found.append((output - want).abs().max() / largest)
     return torch.stack(found).max().item()
 
 

@@ -11,13 +11,17 @@ from typing import Any
 from ...names import did_you_mean
 from .checkpoints import read_checkpoint
 from .output import one_line
-from .weight_files import HOW_TO_FIT, TAKEN, Unusable
+from .weight_files import TAKEN, Unusable
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = (
     "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
     "untrained model"
+)
+HOW_TO_FIT = (
+    "--model-kwargs takes the options with which its model was made, e.g. "
+    "'pos_embed_grid_size=(24, 24)'"
 )
 
 

@@ -8,15 +8,13 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
 
 def positive(text: str) -> int:
@@ -47,6 +45,17 @@ def one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {text}", 400, placeholder=" ...")
 
 
+def require(what: str, *packages: str) -> None:
+    """Find out whether what an option needs is installed.
+
+    Raises:
+        RuntimeError: it is not; names all that is missing.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise RuntimeError(f"{what} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
     if value >= 100:
@@ -59,19 +68,10 @@ def number(value: float) -> str:
 
 
 def progress(what: str, parts: Iterable[Any]) -> Any:
-    """The parts of a long work, one after the other, with a tqdm bar on stderr."""
+    """The parts of a long work, one after the other, with a tqdm bar on a terminal's stderr."""
     from tqdm import tqdm
 
-    seconds = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
-    return tqdm(
-        parts,
-        desc=what,
-        file=sys.stderr,
-        mininterval=seconds,
-        miniters=0,
-        smoothing=0,
-        bar_format="{desc}: {percentage:.0f} % done, about {remaining} left",
-    )
+    return tqdm(parts, desc=what, disable=None)
 
 
 def check_writable(file: str | Path) -> None:
@@ -125,32 +125,32 @@ def _processor() -> str:
     name = platform.processor()
     info = Path("/proc/cpuinfo")  # Linux tells more there
     if info.exists():
-        found = re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
-        if found:
-            name = found[1].strip()
+        # Some processors have no name there.
+        found = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
+        name = (found or [name])[0]
     return f"{name} ({platform.machine()})"
 
 
 def code_version() -> dict[str, str]:
     """Which code this is: the release, or in a checkout the commits.
 
-    "commit" is that of HEAD, "+" after edits of the package; "code_last_changed_in" is the last one
-    that changed the package.
+    "commit" is that of HEAD, "+" after edits; "code_last_changed_in" is the last one that changed
+    the package.
     """
     from ... import __version__
 
+    changed = _git("log", "-1", "--format=%h", "--", ".")
     # The folder of an installed package can lie in somebody's repository, which does not know it.
-    if not (shutil.which("git") and _git("ls-files", "--", ".")):
+    if not changed:
         return {"commit": f"release {__version__}"}
-    edited = "+" if _git("status", "--porcelain", "--", ".") else ""
-    return {
-        "commit": _git("rev-parse", "--short", "HEAD") + edited,
-        "code_last_changed_in": _git("log", "-1", "--format=%h", "--", "."),
-    }
+    commit = _git("describe", "--always", "--exclude=*", "--dirty=+")
+    return {"commit": commit, "code_last_changed_in": changed}
 
 
 def _git(*words: str) -> str:
-    """What git says in the package's folder; nothing where it fails."""
+    """What git says in the package's folder; nothing where it fails, or there is no git."""
     # The folder of the code, wherever the command was started.
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parents[2]), *words]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    with suppress(FileNotFoundError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return ""

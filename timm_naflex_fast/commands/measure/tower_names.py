@@ -6,13 +6,14 @@ weights and publishes them, has names and layouts of flax, which timm reads.
 
 import math
 import re
+from itertools import product
 from typing import Any
 
 from .weight_files import Tensors, Unusable
 
 # One tower in another library and in timm: the other's tensors on the left, put one below the other,
 # are timm's on the right. "#" stands for the number of a block, "*" for "weight" and "bias".
-TOWER = """
+TOWER = """\
 embeddings.patch_embedding.* = embeds.proj.*
 embeddings.position_embedding.weight = embeds.pos_embed
 encoder.layers.#.layer_norm1.* = blocks.#.norm1.*
@@ -24,7 +25,7 @@ encoder.layers.#.mlp.fc1.* = blocks.#.mlp.fc1.*
 encoder.layers.#.mlp.fc2.* = blocks.#.mlp.fc2.*
 post_layernorm.* = norm.*
 """
-HEAD = """
+HEAD = """\
 head.probe = attn_pool.latent
 head.attention.in_proj_* = attn_pool.q.* attn_pool.kv.*
 head.attention.out_proj.* = attn_pool.proj.*
@@ -37,30 +38,26 @@ POOLING = ("attn_pool.", "head.", "MAPHead_0/")  # the head that pools, which a 
 PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C)
 CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
-# How PEFT names what it adds to a model, and what it adds to.
-ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 
 
-def from_transformers(tower: Tensors) -> Tensors:
+def from_transformers(tower: Tensors) -> dict[str, Any]:
     """transformers' Siglip2 tower (names without a prefix) as timm's.
 
     The tower may lack the head that pools.
 
     Raises:
-        Unusable: tensors are missing, or are not Siglip2's (counts and names them); or the table is
-            no square.
+        Unusable: tensors are missing, or are not Siglip2's (counts and names them).
+        RuntimeError: the table is no square.
     """
     result = _renamed(tower)
     # transformers has the cells of a square in a row.
-    cells = result[TABLE]
-    side = math.isqrt(len(cells))
-    if side * side != len(cells):
-        raise Unusable(f"a position table of {len(cells)} cells, which are no square")
-    result[TABLE] = cells.reshape(1, side, side, -1)
+    cells, width = result[TABLE].shape
+    side = math.isqrt(cells)
+    result[TABLE] = result[TABLE].reshape(1, side, side, width)
     return result
 
 
-def to_transformers(tower: Tensors) -> Tensors:
+def to_transformers(tower: Tensors) -> dict[str, Any]:
     """timm's Siglip2 tower as transformers', with or without the head that pools.
 
     Raises:
@@ -106,20 +103,18 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     import torch
 
     mapping = TOWER + HEAD if has_pooling(tower) else TOWER
-    lines: dict[str, None] = {}  # each once
-    for block in range(max(1, count_blocks(tower))):
-        for kind in ("weight", "bias"):
-            written = mapping.replace("#", str(block)).replace("*", kind)
-            lines |= dict.fromkeys(written.split("\n"))
-    # All names are looked at before any tensor is: what differs is told with all its names.
-    needed: set[str] = set()
-    pairs = []
-    for line in filter(None, lines):
-        sides = [side.split() for side in line.split(" = ")]
+    lines: set[str] = set()
+    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
+        lines.update(mapping.replace("*", kind).replace("#", str(block)).splitlines())
+    pairs = {}
+    for line in lines:
+        old, new = line.split(" = ")
         if back:
-            sides.reverse()
-        needed.update(sides[0])
-        pairs.append(sides)
+            old, new = new, old
+        pairs[tuple(old.split())] = new.split()
+
+    # All names are looked at before any tensor is: what differs is told with all its names.
+    needed = {name for old in pairs for name in old}
     missing = sorted(needed - tower.keys())
     unused = sorted(tower.keys() - needed)
     if missing or unused:
@@ -127,12 +122,11 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
             f"other names: {len(missing)} tensors of Siglip2's tower are not in it {missing[:3]}, and "
             f"Siglip2's tower does not use {len(unused)} of its tensors {unused[:3]}"
         )
-
     result: dict[str, Any] = {}
-    for old, new in pairs:
-        whole = torch.cat([tower[name] for name in old])
+    for old_names, new_names in pairs.items():
+        whole = torch.cat([tower[name] for name in old_names])
         # The rows of a query, key and value projection: together, as query and the rest, or each.
         third = len(whole) // 3
         ends = [third, 2 * third]
-        result |= zip(new, whole.tensor_split(ends[: len(new) - 1]))
+        result |= zip(new_names, whole.tensor_split(ends[: len(new_names) - 1]))
     return result

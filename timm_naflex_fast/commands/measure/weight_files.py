@@ -14,7 +14,9 @@ from .output import one_line, printable
 
 Tensors = Mapping[str, Any]  # by their names
 
-# What a folder of the hub may hold, in the order in which it is looked for.
+# What a folder may hold, in the order in which it is looked for: first what libraries write. Then
+# variants ("model.fp16.safetensors", also in shards), and names that somebody else chose; but not
+# what a trainer writes beside the weights.
 FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -22,25 +24,15 @@ FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
     "open_clip_pytorch_model.bin",
-)
-# Variants ("model.fp16.safetensors", also in shards), and names that somebody else chose; but not
-# what a trainer writes beside the weights.
-OTHER_NAMES = (
     r".*\.index\..*json",
     r".*\.safetensors",
     r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(npz|bin|pth|pt|ckpt|tar)",
 )
-SHARD = re.compile(r".*-\d+-of-0*([2-9]|[1-9]\d+)\.\w+")
 SHOWN = 8  # names in an error
 TAKEN = (
     "taken are timm's own weights, and SigLIP-2's NaFlex image tower as transformers, open_clip or "
-    "Google saves it: a file (.safetensors, .pth, .bin, .npz), an index of shards (.index.json), a "
-    "folder with one of these, or OWNER/NAME of a model in the hub's cache"
-)
-
-HOW_TO_FIT = (
-    "--model-kwargs takes the options with which its model was made, e.g. "
-    "'pos_embed_grid_size=(24, 24)'"
+    "Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an index of shards "
+    "(.index.json), a folder with one of these, or OWNER/NAME of a model in the hub's cache"
 )
 
 
@@ -55,51 +47,36 @@ def find_weights(path: str | Path) -> Path:
     """The file of weights that ``path`` means.
 
     Args:
-        path: the file itself, or an index of shards; a folder that holds one of ``FILES``, or one
-            other file of weights; a folder of the hub's cache, or OWNER/NAME of a model in it.
+        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; a folder
+            of the hub's cache, or OWNER/NAME of a model in it.
 
     Raises:
-        Unusable: there is none, or several, or it is one of several shards.
+        Unusable: there is none, or there are several.
     """
     named = Path(path)
     if not named.exists():
-        from huggingface_hub.constants import HF_HUB_CACHE
+        from huggingface_hub import snapshot_download
 
-        named = Path(HF_HUB_CACHE, "models--" + named.as_posix().replace("/", "--"))
-    if named.is_dir():
-        return _file_of(named)
-    if not named.is_file():
-        raise Unusable(f"no file or folder {path}, and no such model in the hub's cache")
-    if SHARD.fullmatch(named.name):
-        raise Unusable(f"{printable(named.name)}, which is one of several shards, not their index")
-    return named
-
-
-def _file_of(folder: Path) -> Path:
-    """The one file of weights in a folder, which may be a model's in the hub's cache."""
-    # The cache has a folder for each revision, and may say which one is "main".
-    main = folder / "refs" / "main"
-    if main.is_file():
-        folder = folder / "snapshots" / main.read_text(encoding="utf-8").strip()
-    files = sorted([*folder.glob("*.*"), *folder.glob("snapshots/*/*.*")])
-    for pattern in FILES + OTHER_NAMES:
+        try:
+            named = Path(snapshot_download(str(path), local_files_only=True))
+        except (OSError, ValueError) as error:  # not in the cache, or no name of a model
+            raise Unusable(
+                f"no file or folder {path}, and no such model in the hub's cache"
+            ) from error
+    if named.is_file():
+        return named
+    # The cache has a folder for each revision.
+    files = sorted([*named.glob("*.*"), *named.glob("snapshots/*/*.*")])
+    for pattern in FILES:
         found = [file for file in files if re.fullmatch(pattern, file.name, re.IGNORECASE)]
-        if len(found) == 1 and not SHARD.fullmatch(found[0].name):
+        if len(found) == 1:
             return found[0]
         if found:
-            what = (
-                "shards without an index" if SHARD.fullmatch(found[0].name) else "files of weights"
-            )
-            shown = ", ".join(str(file.relative_to(folder)) for file in found[:SHOWN])
+            names = ", ".join(str(file.relative_to(named)) for file in found[:SHOWN])
             raise Unusable(
-                f"{len(found)} {what} in the folder {folder} ({printable(shown)}), not one"
+                f"{len(found)} files of weights in the folder {named} ({printable(names)}), not one"
             )
-    raise Unusable(f"no weights in the folder {folder}")
-
-
-def _is_index(file: Path) -> bool:
-    """Whether a file tells where tensors are, e.g. ``model.safetensors.index.fp16.json``."""
-    return ".index." in file.name
+    raise Unusable(f"no weights in the folder {named}")
 
 
 def read_tensors(file: Path) -> Tensors:
@@ -113,13 +90,7 @@ def read_tensors(file: Path) -> Tensors:
             says.
     """
     try:
-        if not _is_index(file):
-            return _read(file)
-        tensors: dict[str, Any] = {}
-        places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        for name in sorted(set(places.values())):
-            tensors |= _read(file.parent / name)
-        return tensors
+        return _read(file)
     # A cut-off file, a pickle of something else: each reader has errors of its own.
     except Exception as error:
         text = one_line(error)
@@ -129,12 +100,18 @@ def read_tensors(file: Path) -> Tensors:
 
 
 def _read(file: Path) -> Tensors:
-    """The named tensors of one file."""
+    """As ``read_tensors``, with the readers' own errors."""
     import numpy as np
     import torch
     from safetensors.torch import load_file
     from timm.models import load_state_dict
 
+    if ".index." in file.name:
+        places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        tensors: dict[str, Any] = {}
+        for name in sorted(set(places.values())):
+            tensors |= _read(file.parent / name)
+        return tensors
     suffix = file.suffix.lower()
     if suffix == ".npz":
         return np.load(file, allow_pickle=False)

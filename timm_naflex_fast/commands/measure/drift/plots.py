@@ -14,8 +14,6 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from .survey import GridDrift
-
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
 WIDTH = 3.8  # inches: 365 pixels
@@ -37,17 +35,17 @@ STYLE: dict[str, Any] = {
 
 
 @rc_context(STYLE)
-def curves(grids: Sequence[GridDrift], modes: Sequence[str]) -> Figure:
+def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
     """Drift of the embeddings over downsampling, a mark per patch grid and a panel per mode.
 
     The vertical axis has room for every mode that was measured, so plots of two modes compare.
     """
-    largest = max(max(grid.embed_rel_rms.values()) for grid in grids)
-    shrinks = [grid.shrink for grid in grids]
+    largest = max(max(grid["embed_rel_rms"].values()) for grid in grids)
+    shrinks = [grid["shrink"] for grid in grids]
     figure = Figure((WIDTH * len(modes), 2.6), layout="constrained")
     figure.subplots(1, len(modes), sharex=True, sharey=True)
     for axes, name in zip(figure.axes, modes):
-        drift = [100 * grid.embed_rel_rms[name] for grid in grids]
+        drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
         axes.set_ylim(0, 115 * largest or 1.0)  # percent
         axes.set_title(name)

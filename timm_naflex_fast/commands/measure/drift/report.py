@@ -8,7 +8,7 @@ from ....names import STRATEGY_NAMES
 from ..contenders import CONTENDERS
 from ..output import to_json
 from . import FILES
-from .survey import Drift, Survey
+from .survey import Survey, is_exact, why_unknown
 
 HEADINGS = {
     "embed_rel_rms": "embeddings, RMS",
@@ -27,24 +27,19 @@ def headline(survey: Survey) -> str:
 
     Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    answers: dict[str, list[str]] = {}
-    for name in reversed(STRATEGY_NAMES):
-        if name not in survey.drift:
+    answers = [f"Images: {survey['images']:,}"]
+    for name in STRATEGY_NAMES:
+        if name not in survey["drift"]:
             continue
-        answer = "timm's result"
-        said = f"`{name}`"
-        why = survey.unknown(name)
-        if not survey.exact(name):
-            answer = "another result"
-            said += f" (RMS {percent(survey.drift[name].embed_rel_rms)})"
+        why = why_unknown(survey, name)
+        if not is_exact(survey, name):
+            moved = percent(survey["drift"][name]["embed_rel_rms"])
+            answers.append(f"`{name}`: another result (RMS {moved})")
         elif why:
-            answer = f"no answer, since {why}"
-        answers.setdefault(answer, []).append(said)
-    images = "1 image"
-    if survey.images != 1:
-        images = f"{survey.images:,} images"
-    parts = [f"{answer}: {', '.join(names)}" for answer, names in answers.items()]
-    return f"On {images}, {'; '.join(parts) or 'no mode of this package was measured'}"
+            answers.append(f"`{name}`: no answer, since {why}")
+        else:
+            answers.append(f"`{name}`: timm's result")
+    return "; ".join(answers)
 
 
 def percent(value: float) -> str:
@@ -56,11 +51,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def cells(name: str, drift: Drift) -> dict[str, str]:
+def cells(name: str, drift: Mapping[str, Any]) -> dict[str, str]:
     """A mode's line in every table, by heading; without what was not measured."""
     line = {"mode": name, "what it is": CONTENDERS[name]}
     for key, heading in HEADINGS.items():
-        value = getattr(drift, key)
+        value = drift[key]
         if value is not None:
             line[heading] = f"{value:.2g}" if key in NUMBERS else percent(value)
     return line
@@ -68,7 +63,7 @@ def cells(name: str, drift: Drift) -> dict[str, str]:
 
 def rows(survey: Survey) -> list[dict[str, str]]:
     """The table, a line for each mode."""
-    return [cells(name, drift) for name, drift in survey.drift.items()]
+    return [cells(name, drift) for name, drift in survey["drift"].items()]
 
 
 def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list[Path]:
@@ -87,10 +82,10 @@ def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list
     from .plots import curves, svg
 
     plots = {}
-    for name in survey.drift:
+    for name in survey["drift"]:
         # A mode that gives timm's result has no difference to show.
-        if not survey.exact(name):
-            plots[name] = svg(curves(survey.grids, [name]))
+        if not is_exact(survey, name):
+            plots[name] = svg(curves(survey["grids"], [name]))
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     template = environment.get_template("report.html.j2")
     page = template.render(record, rows=rows(survey), plots=plots)
