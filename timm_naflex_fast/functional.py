@@ -16,8 +16,8 @@ from .batch.layout import Coordinates, Sizes, check_tokens, coordinates_of
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling.matrices import axis_matrix
-from .resampling.spec import LOOP, ResizeSpec
-from .resampling.tables import FactorizedTables, LearnedTable
+from .resampling.spec import ResizeSpec, factorized_spec, learned_spec
+from .resampling.tables import PositionTable
 from .strategies import STRATEGIES, Strategy
 from .tracing import context_of
 
@@ -99,8 +99,7 @@ def add_pos_embed_(
     table = _checked_table(table, "table", "H0, W0, C", x)
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
-    tables = LearnedTable((table,))
-    spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
+    spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     # Everything is checked before the first write: an error leaves ``x`` as it was.
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
@@ -112,7 +111,7 @@ def add_pos_embed_(
     else:
         check_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-    dispatch.add(x, tables, Coordinates(patch_coord), tables.spec_of(spec), chosen, context)
+    dispatch.add(x, PositionTable((table,)), Coordinates(patch_coord), spec, chosen, context)
     return x
 
 
@@ -155,10 +154,10 @@ def add_factorized_pos_embed_(
     table_x = _checked_table(table_x, "table_x", "W0, C", x)
     check_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
-    tables = FactorizedTables((table_y, table_x))
-    spec = ResizeSpec("linear", False, False, ar_preserving, chosen.reference)
+    table = PositionTable((table_y, table_x))
+    spec = factorized_spec(ar_preserving, chosen.reference)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, tables, Coordinates(patch_coord), tables.spec_of(spec), chosen, context)
+    dispatch.add(x, table, Coordinates(patch_coord), spec, chosen, context)
     return x
 
 
@@ -216,11 +215,10 @@ def resample_pos_embeds(
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    tables = LearnedTable((table,))
-    spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
+    spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
     # Nobody writes into the table, so only its own class and transforms count.
-    return dispatch.resample(tables, sizes, tables.spec_of(spec), chosen, context_of(table))
+    return dispatch.resample(PositionTable((table,)), sizes, spec, chosen, context_of(table))
 
 
 def resample_pos_embed(
@@ -289,7 +287,7 @@ def resize_matrix(
         antialias = False
     else:
         check_interpolation(mode)
-    spec = ResizeSpec(mode, antialias, align_corners, reference=LOOP)
+    spec = ResizeSpec(mode, antialias, align_corners)
     return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
 
 

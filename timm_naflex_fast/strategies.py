@@ -1,4 +1,4 @@
-"""The strategies: functions that compute the embeddings of grids from tables.
+"""The strategies: functions that compute the embeddings of grids from a table.
 
 - ``interpolate_cached``: timm's own ``F.interpolate`` calls, once for each distinct grid. On a CPU
   its forward pass is bit-identical to timm's: the same calls on the same tensors. It gains in the
@@ -8,7 +8,7 @@
 - ``grid_sample``: the result of timm's ``pos_embed_use_grid_sample``, by the same sums, with
   weights that are read off ``F.grid_sample`` at timm's positions.
 
-The gradient needs no strategy: it is the tables' own (``resampling/tables.py``), one for all.
+The gradient needs no strategy: it is ``sparse.gradient``, one for all.
 
 Tests: tests/contract/test_backends.py.
 """
@@ -17,20 +17,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .names import StrategyName
+from .resampling import sparse
 from .resampling.dense import Embeddings
 from .resampling.spec import FLAG, LOOP, Reference, Resampling, Size
-from .resampling.tables import Tables
+from .resampling.tables import PositionTable
 
 
 @dataclass(eq=False)
 class Strategy:
     """One way to resample position tables. It has no state.
 
-    ``resample(tables, sizes, resampling)`` gives each size with the embeddings
-    (h*w, C) of its grid; one at a time, if possible. Those of one table are in ``resampling.dtype``, or the
-    table itself; those of two are cast to ``resampling.token_dtype`` before they are added. Only the eager
-    backend calls it, also inside the compiled operator. The traceable backend computes the result
-    of ``reference`` in its own form.
+    ``resample(table, sizes, resampling)`` gives each size with the embeddings (h*w, C) of its grid,
+    one at a time if possible, in ``resampling.dtype``; or the table itself. Only the eager backend
+    calls it, also inside the compiled operator. The traceable backend computes the result of
+    ``reference`` in its own form.
 
     Args:
         name: as in ``names.STRATEGY_NAMES``.
@@ -46,22 +46,22 @@ class Strategy:
     """
 
     name: str
-    resample: Callable[[Tables, Iterable[Size], Resampling], Embeddings]
+    resample: Callable[[PositionTable, Iterable[Size], Resampling], Embeddings]
     reference: Reference = LOOP
     runs_on_any_device: bool = False
     resizes_square: bool = False
     for_grid_sample: StrategyName | None = None
 
 
-def sparse_sums(tables: Tables, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
-    """Sparse sums of one table; thin products of two."""
-    return tables.sparse_sums(sizes, resampling)
+def sparse_sums(table: PositionTable, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
+    """Sums of the few rows that each cell reads."""
+    return sparse.resample(table.whole(), sizes, resampling.spec, resampling.dtype)
 
 
-def interpolated(tables: Tables, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
+def interpolated(table: PositionTable, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
     """timm's own calls of ``F.interpolate``, in float32 whatever ``resampling.dtype`` is."""
     for size in sizes:
-        yield size, tables.interpolated(size, resampling)
+        yield size, table.interpolated(size, resampling)
 
 
 # ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.

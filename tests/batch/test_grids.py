@@ -25,7 +25,7 @@ def only(y, x, tokens):
 
 def test_a_grid_may_have_64_cells_for_each_token_and_4096_more():
     for cell, tokens in [((64, 63), 1), ((63, 67), 4)]:  # 65 x 64 = 64 * 1 + 4096 cells
-        assert len(plan_of(only(*cell, tokens)).groups) == 1
+        assert len(plan_of(only(*cell, tokens)).samples) == 1
 
     message = r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"
     with pytest.raises(ValueError, match=message):
@@ -47,13 +47,13 @@ def test_the_longest_grid_beside_negative_padding_is_an_error_that_names_its_siz
 
 def test_the_square_counts_only_where_it_is_resized_and_tokens_are_missing():
     far = only(0, 499, 4)
-    assert len(plan_of(far, SQUARE).groups) == 1
+    assert len(plan_of(far, SQUARE).samples) == 1
 
     with pytest.raises(ValueError, match="a grid of 1 x 500 cells, too many"):
         plan_of(far, SQUARE, resizes_square=True)
 
     complete = row_major([(1, 500)])
-    assert len(plan_of(complete, SQUARE, resizes_square=True).groups) == 1
+    assert len(plan_of(complete, SQUARE, resizes_square=True).samples) == 1
 
 
 def test_only_timms_own_calls_resize_the_square():
@@ -72,7 +72,7 @@ def test_only_timms_own_calls_resize_the_square():
 @pytest.mark.parametrize("images", [1, 2])
 def test_images_of_one_size_are_told_by_their_last_token(monkeypatch, images):
     coord = row_major([(3, 4)] * images)
-    want = ([3] * images, [4] * images, None, [False] * images)
+    want = ([(3, 4)] * images, None, [False] * images)
     with monkeypatch.context() as patch:
         patch.setattr(grids, "_grids_from_maxima", None)  # the other way would fail
         assert grids.read_grids(coord) == want

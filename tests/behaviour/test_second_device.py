@@ -30,7 +30,7 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.spec import ResizeSpec
-from timm_naflex_fast.resampling.tables import FactorizedTables, LearnedTable
+from timm_naflex_fast.resampling.tables import PositionTable
 from timm_naflex_fast.strategies import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -153,21 +153,21 @@ def test_patch_kernels_never_wait(case, same_bits):
     same_bits(case)
 
 
-def by_plain_operations(
-    to, where, kind=LearnedTable, shapes=((6, 5, 8),), antialias=True, tokens=31
-):
+def by_plain_operations(to, where, shapes=((6, 5, 8),), antialias=True, tokens=31):
     """What a graph holds: ``where`` says how the tokens are told their cells.
 
     ``tokens`` None: embeddings by themselves.
     """
     context = "capture" if SecondDevice.captures else "export"
-    tables = kind(tuple(to(random(*shape)) for shape in shapes))
-    spec = tables.spec_of(ResizeSpec("bicubic", antialias))
+    table = PositionTable(tuple(to(random(*shape)) for shape in shapes))
+    spec = ResizeSpec("bicubic", antialias)
+    if len(shapes) == 2:
+        spec = ResizeSpec("linear", antialias=False)
     how = where(to), spec, STRATEGIES["matmul"], context
     if tokens is None:
-        return [dispatch.resample(tables, *how)]
+        return [dispatch.resample(table, *how)]
     x = to(random(6, tokens, 8))
-    dispatch.add(x, tables, *how)
+    dispatch.add(x, table, *how)
     return [x]
 
 
@@ -178,7 +178,7 @@ def on_device(to):
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        (on_device, {"kind": FactorizedTables, "shapes": ((6, 8), (5, 8))}),
+        (on_device, {"shapes": ((6, 8), (5, 8))}),
         (on_device, {"shapes": ((128, 2, 8),), "antialias": False}),
         (lambda to: OneGrid(3, 4), {"tokens": 12}),
     ],

@@ -8,9 +8,11 @@ from pathlib import Path
 import timm_naflex_fast
 
 STRATEGY = '''
-def by_loop(tables, sizes, resampling):
+def by_loop(table, sizes, resampling):
     """Products of dense matrices, grid by grid."""
-    return tables.dense_products(sizes, resampling.spec, resampling.token_dtype)
+    from .resampling.dense import definition
+
+    return definition(table.whole().double(), sizes, resampling.spec)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.support.oracles import reference
+from timm_naflex_fast.resampling.dense import definition
 from timm_naflex_fast.resampling.sparse import resample, resize_steps
 from timm_naflex_fast.resampling.spec import OLDER_FLAG, ResizeSpec
-from timm_naflex_fast.resampling.tables import LearnedTable
 
 BICUBIC = ResizeSpec("bicubic")
 RADIO = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
@@ -52,7 +52,7 @@ def test_grids_of_one_height_share_the_sum_along_y(sums, spec):
     table = torch.randn(32, 32, 4)
     got = dict(resample(table, ONE_HEIGHT, spec, torch.float32))
     assert len(sums) == 1 + 3
-    exact = LearnedTable((table,)).dense_products(ONE_HEIGHT, spec, torch.float64)
+    exact = definition(table.double(), ONE_HEIGHT, spec)
     for size, want in exact:
         torch.testing.assert_close(got[size].double(), want, atol=5e-6, rtol=0)
 

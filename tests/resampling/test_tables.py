@@ -1,61 +1,49 @@
-"""What the kinds of table and the references say; contract/ compares what they compute with timm."""
-
-from dataclasses import fields
+"""What tables and references say; contract/ compares what they compute with timm."""
 
 import pytest
 import torch
 from timm.models.naflexvit import NaFlexEmbeds
 
-from timm_naflex_fast.resampling.spec import FLAG, LOOP, OLDER_FLAG, REFERENCES, ResizeSpec
-from timm_naflex_fast.resampling.tables import FactorizedTables, LearnedTable
+from timm_naflex_fast.resampling.spec import (
+    FLAG,
+    LOOP,
+    OLDER_FLAG,
+    ResizeSpec,
+    factorized_spec,
+    learned_spec,
+)
+from timm_naflex_fast.resampling.tables import PositionTable
 
-LEARNED = LearnedTable((torch.zeros(1, 6, 5, 4),))
-FACTORIZED = FactorizedTables((torch.zeros(1, 6, 4), torch.zeros(5, 4)))
-both_kinds = pytest.mark.parametrize("tables", [LEARNED, FACTORIZED])
-
-
-def public(kind):
-    return {name for name in dir(kind) if not name.startswith("_")}
-
-
-def test_both_kinds_answer_the_same_questions():
-    assert public(LearnedTable) == public(FactorizedTables)
+LEARNED = PositionTable((torch.zeros(1, 6, 5, 4),))
+LINES = PositionTable((torch.zeros(1, 6, 4), torch.zeros(5, 4)))
 
 
-@both_kinds
-def test_a_leading_1_does_not_count(tables):
-    assert tables.size == (6, 5)
-    assert tables.channels == 4
-    assert [tensor.shape for tensor in tables.without_leading_1] == tables.shapes
+@pytest.mark.parametrize("table", [LEARNED, LINES])
+def test_a_leading_1_does_not_count(table):
+    assert table.size == (6, 5)
+    assert table.channels == 4
+    assert table.whole().shape == (6, 5, 4)
 
 
 def test_a_learned_table_is_antialiased_as_told_but_not_under_timms_flag():
     for reference in (LOOP, FLAG, OLDER_FLAG):
-        spec = LEARNED.spec_of(ResizeSpec("bicubic", antialias=True, reference=reference))
-        assert spec.antialias == (reference is LOOP)
-        assert spec.reference is reference
+        spec = learned_spec("bicubic", True, False, False, reference)
+        assert spec.antialias == (reference == LOOP)
+        assert spec.reference == reference
 
 
 @pytest.mark.parametrize(
     ("chosen", "follows"), [(LOOP, LOOP), (FLAG, OLDER_FLAG), (OLDER_FLAG, OLDER_FLAG)]
 )
 def test_of_a_models_options_factorized_tables_have_ar_preserving_alone(chosen, follows):
-    spec = FACTORIZED.spec_of(ResizeSpec("bicubic", True, True, True, chosen))
-    assert spec == ResizeSpec("linear", False, False, True, follows)
+    assert factorized_spec(True, chosen) == ResizeSpec("linear", False, False, True, follows)
 
 
-def test_only_a_learned_table_is_its_own_embeddings_and_only_in_timms_loop():
-    assert LEARNED.own_size(ResizeSpec(reference=LOOP)) == (6, 5)
-    assert LEARNED.own_size(ResizeSpec(reference=FLAG)) is None
-    assert FACTORIZED.own_size(FACTORIZED.spec_of(ResizeSpec())) is None
-
-
-def test_no_two_references_give_the_same_answers():
-    answers = set()
-    for reference in REFERENCES.values():
-        named = (getattr(reference, field.name) for field in fields(reference))
-        answers.add(tuple(answer for answer in named if isinstance(answer, bool)))
-    assert len(answers) == 3
+def test_a_table_is_its_own_embeddings_only_in_timms_loop_and_lines_not_in_a_square():
+    assert ResizeSpec(reference=FLAG).own_size((6, 5)) is None
+    assert ResizeSpec(ar_preserving=True).own_size((6, 5)) == (6, 5)
+    assert factorized_spec(False, LOOP).own_size((6, 5)) == (6, 5)
+    assert factorized_spec(True, LOOP).own_size((6, 5)) is None
 
 
 def test_the_methods_of_timms_that_references_follow_exist():

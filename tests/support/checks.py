@@ -58,8 +58,7 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
 
 def by_backend(case, embeds, x, coord, backend):
     """What ``stock`` does, by one backend."""
-    kind = tables_of(embeds)
-    backend.add(x, kind, coord, kind.spec_of(case.spec))
+    backend.add(x, tables_of(embeds).whole(), coord, case.spec())
     return x
 
 

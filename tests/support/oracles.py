@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 from timm_naflex_fast.patching.counts import call_counts
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import axis_matrix
-from timm_naflex_fast.resampling.spec import ResizeSpec
+from timm_naflex_fast.resampling.spec import LOOP, factorized_spec, learned_spec
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = PRISTINE[NaFlexEmbeds]
@@ -131,9 +131,10 @@ class Case:
         names = "mode", "antialias", "align_corners", "ar_preserving"
         return {name: getattr(self, name) for name in names}
 
-    @property
-    def spec(self):
-        return ResizeSpec(*self.options.values())
+    def spec(self, reference=LOOP):
+        if self.kind == "factorized":
+            return factorized_spec(self.ar_preserving, reference)
+        return learned_spec(*self.options.values(), reference)
 
 
 BASE = Case(length=21)

@@ -5,12 +5,10 @@
 | eager code, on a CPU or CUDA | ``eager``, which reads the grids on the host, once for a batch |
 | ``torch.compile``, on a CPU or CUDA | ``operator``: one operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
-| any graph, for plain images, whose grid its shapes tell | ``traceable``: two products |
 | all of these on another device | ``traceable``; in eager code ``interpolate_cached`` stays ``eager`` |
 
-Factorized tables take ``traceable`` in every graph. In a graph of ``traceable`` every strategy
-computes the result of its ``reference`` in the same way. ``patching`` decides before: in an eager
-model under ``torch.func`` timm's own code runs.
+In a graph of ``traceable`` every strategy computes the result of its ``reference`` in the same way.
+``patching`` decides before: in an eager model under ``torch.func`` timm's own code runs.
 
 The way of a call in eager code, where the table is frozen and its grids came before::
 
@@ -23,11 +21,11 @@ The way of a call in eager code, where the table is frozen and its grids came be
 
 Where the table trains, ``eager.add_plan`` goes on otherwise::
 
-    eager.add_plan -> eager._before_writing    drops what was kept, tells autograd (tokens.AddedInPlace)
-                   -> strategy.resample        the embeddings of each grid, as the table's kind has them
+    eager.add_plan -> tokens.AddedInPlace      drops what was kept, tells autograd
+                   -> strategy.resample        the embeddings of each grid
                    -> sparse.SparseSum         the arithmetic
                    -> tokens.Tokens.add        adds them to the samples of each grid
-    backward:  tokens.AddedInPlace -> eager.gradients -> sparse.gradients -> tokens.Tokens.sum_over_samples
+    backward:  tokens.AddedInPlace -> eager.gradient -> sparse.gradient -> tokens.Tokens.sum_over_samples
 
 A frozen table whose grids are new goes the second way without autograd.
 
@@ -37,11 +35,11 @@ A frozen table whose grids are new goes the second way without autograd.
 import torch
 from torch import Tensor
 
-from ..batch.layout import OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
+from ..batch.layout import Sizes, TokenLayout, row_major, sizes_on_host
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
-from ..resampling.tables import LearnedTable, Tables
+from ..resampling.tables import PositionTable
 from ..strategies import Strategy
 from ..tracing import Context, constant_while_traced
 from . import eager, traceable
@@ -54,19 +52,19 @@ FROM_HOST = (
 
 def add(
     x: Tensor,
-    tables: Tables,
+    table: PositionTable,
     layout: TokenLayout,
     spec: ResizeSpec,
     strategy: Strategy,
     context: Context,
 ) -> None:
-    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
+    """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     Args:
         x: tokens, floating point; modified.
-        tables: one learned table, or the two of a factorized embedding.
+        table: one learned table, or the two of a factorized embedding.
         layout: where the tokens lie.
-        spec: how the tables are resized.
+        spec: how the table is resized.
         strategy: what computes in eager code, and in a compiled graph.
         context: what ``context_of`` says of the tensors.
 
@@ -75,19 +73,17 @@ def add(
             ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
-    layout.check(x, tables.channels)
+    layout.check(x, table.channels)
     if context is None or (context == "other_device" and strategy.runs_on_any_device):
         check_no_shared_elements(x)
         plan = layout.plan(x, spec, strategy.resizes_square)
-        eager.add_plan(x, tables, plan, strategy)
-    elif isinstance(layout, OneGrid):
-        traceable.add_to_images(x, tables, layout, spec)
+        eager.add_plan(x, table, plan, strategy)
     else:
-        _add_in_graph(x, tables, layout.values, spec, strategy, context)
+        _add_in_graph(x, table, layout.coordinates(x), spec, strategy, context)
 
 
 def resample(
-    table: LearnedTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, context: Context
+    table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, context: Context
 ) -> Tensor:
     """The table resampled to ``sizes``: packed (T, C), or padded (B, N, C).
 
@@ -115,26 +111,26 @@ def resample(
 
 def _add_in_graph(
     x: Tensor,
-    tables: Tables,
+    table: PositionTable,
     patch_coord: Tensor,
     spec: ResizeSpec,
     strategy: Strategy,
     context: Context,
 ) -> None:
-    """:func:`add` by coordinates, where nothing may be read on the host."""
+    """:func:`add` by coordinates, (B, N, 2) or (1, N, 2), where nothing may be read on the host."""
     if context == "capture" and patch_coord.device != x.device:
         raise RuntimeError(FROM_HOST)
-    if context == "compile" and tables.has_operator and has_float64(x.device):
+    if context == "compile" and has_float64(x.device):
         _import_operator()
         from . import operator
 
-        operator.add(x, tables.tensors[0], patch_coord, spec, strategy.name)
+        operator.add(x, table, patch_coord.expand(len(x), -1, -1), spec, strategy.name)
     else:
-        traceable.add(x, tables, patch_coord, spec)
+        traceable.add(x, table.whole(), patch_coord, spec)
 
 
 def _resample_in_graph(
-    table: LearnedTable,
+    table: PositionTable,
     sizes: Sizes,
     length: int,
     spec: ResizeSpec,
@@ -142,9 +138,10 @@ def _resample_in_graph(
     context: Context,
 ) -> Tensor:
     """The embeddings (B, length, C) of all images, each padded."""
-    on_device = sizes.as_tensor(length, context).to(table.tensors[0].device, non_blocking=True)
+    (learned,) = table.parts
+    on_device = sizes.as_tensor(length, context).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
-    out = table.tensors[0].new_zeros(*patch_coord.shape[:2], table.channels)
+    out = learned.new_zeros(*patch_coord.shape[:2], table.channels)
     _add_in_graph(out, table, patch_coord, spec, strategy, context)
     return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
 

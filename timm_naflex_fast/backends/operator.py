@@ -7,15 +7,14 @@ on the host, so CUDA graphs leave it out.
 
 import re
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batch.layout import Coordinates
-from ..resampling.spec import REFERENCES, ResizeSpec
-from ..resampling.tables import LearnedTable
+from ..resampling.spec import ResizeSpec
+from ..resampling.tables import PositionTable
 from ..strategies import STRATEGIES
 from . import eager
 
@@ -38,30 +37,17 @@ if hasattr(torch.Tag, "cudagraph_unsafe"):
     _options["tags"] = (torch.Tag.cudagraph_unsafe,)
 
 
-def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strategy: str) -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` in place.
-
-    ``x``: tokens (B, N, C).
-    """
+def add(
+    x: Tensor, table: PositionTable, patch_coord: Tensor, spec: ResizeSpec, strategy: str
+) -> None:
+    """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place."""
+    whole = table.whole()
+    if len(table.parts) == 2:  # as one table they are no longer what timm's own calls resize
+        strategy = "matmul"
     total, _ = add_learned(
-        x,
-        table.reshape(table.shape[-3:]),
-        patch_coord,
-        spec.interpolation,
-        spec.antialias,
-        spec.align_corners,
-        spec.ar_preserving,
-        spec.reference.name,
-        strategy,
-        table.requires_grad and torch.is_grad_enabled(),
+        x, whole, patch_coord, *spec[:-1], strategy, whole.requires_grad and torch.is_grad_enabled()
     )
     x.copy_(total)  # the compiler removes this copy
-
-
-def _spec_of(options: Sequence[Any]) -> ResizeSpec:
-    *others, reference, _ = options
-    fields = [*others, REFERENCES[reference]]
-    return ResizeSpec(*fields)
 
 
 @torch.library.custom_op(
@@ -76,8 +62,9 @@ def add_learned(
     *options, trains = options_and_trains
     strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
-    plan = Coordinates(patch_coord).plan(out, _spec_of(options), strategy.resizes_square)
-    eager.write(out, LearnedTable((table.detach(),)), plan, strategy, is_frozen=not trains)
+    spec = ResizeSpec(*options[:-1])
+    plan = Coordinates(patch_coord).plan(out, spec, strategy.resizes_square)
+    eager.write(out, PositionTable((table.detach(),)), plan, strategy, is_frozen=not trains)
     return out, patch_coord.clone()
 
 
@@ -89,8 +76,8 @@ def add_learned(
 def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     shape = (rows, cols, g.shape[-1])
-    plan = Coordinates(patch_coord).plan(g, _spec_of(options))
-    return eager.gradients(LearnedTable, [shape], plan, g)[0]
+    plan = Coordinates(patch_coord).plan(g, ResizeSpec(*options[:-1]))
+    return eager.gradient(shape, plan, g)
 
 
 @add_learned.register_fake

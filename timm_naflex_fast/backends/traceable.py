@@ -6,44 +6,33 @@ this package; and ``torch.func`` transforms them.
 Each token has a row of H0*W0 weights, computed from its coordinate in closed form, and one product
 takes all tokens to their embeddings: (B, N, H0*W0) @ (H0*W0, C). Where a token reads few cells of a
 large table, no product runs: these cells are gathered and added in float32, which no flag rounds
-either. All plain images of a batch share one grid: their table is resized by two products, one for
-each axis. ``resampling/by_position.py`` computes all this.
+either. ``resampling/by_position.py`` computes all this.
 """
-
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batch.checks import MAX_COORDINATE, most_cells
 from ..batch.grids import grid_sizes_from_coord, whole_numbers
-from ..resampling.by_position import TokenPositions
+from ..resampling.by_position import TokenPositions, embeddings_at
 from ..resampling.spec import ResizeSpec
-from ..resampling.tables import Tables
 
 
-def add(x: Tensor, tables: Tables, patch_coord: Tensor, spec: ResizeSpec) -> None:
-    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
+def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None:
+    """Add the table (H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
-    See ``dispatch.add``. Tokens may come in any order, and any may be missing. Those with a
-    negative or non-finite coordinate get NaN, and those of a grid with far more cells than there
-    are tokens. Where the reference samples, every token is sampled at its coordinate, also at a
-    negative one and between cells; only non-finite ones get NaN.
+    See ``dispatch.add``. The coordinates are (B, N, 2), or (1, N, 2) for all samples. Tokens may
+    come in any order, and any may be missing. Those with a negative or non-finite coordinate get
+    NaN, and those of a grid with far more cells than there are tokens. Where the reference samples,
+    every token is sampled at its coordinate, also at a negative one and between cells; only
+    non-finite ones get NaN.
     """
     if patch_coord.shape[1] == 0:
         return
     positions, embedded = token_positions(patch_coord.to(x.device), spec)
-    embeddings = tables.at(positions, spec, x.dtype)
+    embeddings = embeddings_at(table, positions, spec).to(x.dtype)
     # -0.0, which added changes no token.
     x.add_(embeddings.masked_fill(~embedded[..., None], -0.0))
-
-
-def add_to_images(x: Tensor, tables: Tables, grid_size: Sequence[Any], spec: ResizeSpec) -> None:
-    """Add the tables, resized to the grid (h, w) of plain images, into ``x`` (B, h*w, C)."""
-    h, w = (torch.full((1, 1), n, device=x.device) for n in grid_size)
-    rows, columns = (torch.arange(n, device=x.device)[None] for n in grid_size)  # (1, h), (1, w)
-    x.add_(tables.on_grid(TokenPositions(h, w, rows, columns), spec, x.dtype))
 
 
 def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:
@@ -67,13 +56,13 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
 
     Grids as timm reads them: the largest coordinate + 1. A sample's first h*w tokens belong to it.
     """
-    if spec.reference.samples:
+    if spec.samples:
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
     else:
         coord = whole_numbers(patch_coord).clamp(max=MAX_COORDINATE)
     length = coord.shape[1]
     h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
-    if spec.reference.samples:  # at any coordinate, of padding too
+    if spec.samples:  # at any coordinate, of padding too
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..resampling.spec import Size
 from .checks import MAX_COORDINATE, InvalidCoordinateError
 
 
@@ -36,8 +37,7 @@ def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
 class Grids(NamedTuple):
     """The grids of a batch, as the host knows them."""
 
-    heights: list[int]
-    widths: list[int]
+    sizes: list[Size]
     cell: Any
     """The cell of each token in row-major order, (B, N), NumPy's.
 
@@ -59,18 +59,14 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     on_host = patch_coord.cpu()
     whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
     coord: Any = whole.contiguous().numpy()
+
+    # Most cheaply told are images of one size without padding: the last token names the last cell.
     batch, length, _ = coord.shape
-    # Most cheaply told are images of one size without padding, or one image with any: the last
-    # token names the last cell.
-    tokens = length
     y, x = coord[0, -1].tolist()
-    if batch == 1 and y == x == 0:
-        tokens = _tokens_before_zeros(coord)
-        y, x = coord[0, tokens - 1].tolist()
     h = y + 1
     w = x + 1
-    if h > 0 and h * w == tokens and _are_row_major(coord[:, :tokens], h, w):
-        grids = Grids([h] * batch, [w] * batch, None, [False] * batch)
+    if h > 0 and h * w == length and (coord == _row_major(h, w)).all():
+        grids = Grids([(h, w)] * batch, None, [False] * batch)
     else:
         grids = _grids_from_maxima(coord, embeds_padding)
     if embeds_padding and on_host.is_floating_point() and bool((whole != on_host).any()):
@@ -78,29 +74,10 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     return grids
 
 
-def _tokens_before_zeros(coord: Any) -> int:
-    """How many tokens of one image (1, N, 2) come before its padding, one at least.
-
-    >>> _tokens_before_zeros(np.array([[[0, 0], [0, 1], [0, 0], [0, 0]]]))
-    2
-    """
-    (not_zero,) = coord.ravel().nonzero()
-    return int(not_zero[-1]) // 2 + 1 if len(not_zero) else 1
-
-
-def _are_row_major(coord: Any, h: int, w: int) -> bool:
-    """Whether the tokens of each image (B, h*w, 2) name the cells of the grid in order.
-
-    Compared as bytes: on so few numbers NumPy needs longer to begin.
-    """
-    cells = _row_major(h, w) * len(coord)
-    return coord.tobytes() == cells
-
-
 @lru_cache(maxsize=64)
-def _row_major(h: int, w: int) -> bytes:
-    """The coordinates (h*w, 2) of a grid in row-major order, as they stand in memory."""
-    return np.indices((h, w)).reshape(2, -1).T.tobytes()
+def _row_major(h: int, w: int) -> Any:
+    """The coordinates (h*w, 2) of a grid in row-major order."""
+    return np.indices((h, w)).reshape(2, -1).T.copy()
 
 
 def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
@@ -109,41 +86,40 @@ def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
     # Read without its sign, a negative number is a huge one: one maximum finds both.
-    largest = np.maximum.reduce(axes.view(np.uint64), 2).tolist()
-    if max(map(max, largest)) >= MAX_COORDINATE:
-        largest = axes.max(2).tolist()
-        _check_cells(coord, largest)
+    largest = np.maximum.reduce(axes.view(np.uint64), 2)  # (2, B)
+    if largest.max() >= MAX_COORDINATE:
+        largest = axes.max(2)
+        _check_cells(coord, largest.T.tolist())
         if embeds_padding and axes.min() < 0:
             raise _no_whole_number()
 
-    heights = [y + 1 for y in largest[0]]
-    widths = [x + 1 for x in largest[1]]
-    cells = [h * w for h, w in zip(heights, widths)]
-    cell = axes[0] * np.array(widths)[:, None] + axes[1]  # (B, N)
-    if min(cells) > length:
+    heights, widths = largest.astype(np.int64) + 1  # (B,) each
+    cells = heights * widths
+    sizes = list(zip(heights.tolist(), widths.tolist()))
+    cell = axes[0] * widths[:, None] + axes[1]  # (B, N)
+    if cells.min() > length:
         # Every image has lost tokens. That the others stand in order all the same is rare, so
         # nobody looks.
-        return Grids(heights, widths, cell, [True] * batch)
+        return Grids(sizes, cell, [True] * batch)
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
     # and counts where it is embedded.
     order = np.arange(length)
-    in_grid = order < np.array(cells)[:, None]  # (B, N)
+    in_grid = order < cells[:, None]  # (B, N)
     if embeds_padding:
         elsewhere = cell != order * in_grid
     else:
         elsewhere = (cell != order) & in_grid
     reordered = elsewhere.any(1).tolist()
-    all_cells = cell if any(reordered) else None
-    return Grids(heights, widths, all_cells, reordered)
+    return Grids(sizes, cell if any(reordered) else None, reordered)
 
 
 def _check_cells(coord: Any, largest: list[list[int]]) -> None:
     """Each sample's grid must have cells, and its tokens must name them.
 
-    ``largest``: of each sample the largest y, then the largest x.
+    ``largest``: of each sample the largest y and x.
     """
-    for sample, (y, x) in enumerate(zip(*largest)):
+    for sample, (y, x) in enumerate(largest):
         has_cells = 0 <= y < MAX_COORDINATE and 0 <= x < MAX_COORDINATE
         if not has_cells or coord[sample, : (y + 1) * (x + 1)].min() < 0:
             raise InvalidCoordinateError(

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling.spec import Resampling, ResizeSpec, Size
+from ..resampling.spec import OLDER_FLAG, Resampling, ResizeSpec, Size
 from ..tracing import Context
 from .checks import check_numbers, most_cells
 from .grids import read_grids
-from .plan import Group, Plan, TokenCounts
+from .plan import Plan, TokenCounts
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
@@ -52,20 +52,23 @@ class Coordinates(NamedTuple):
         """``x`` must be tokens (B, N, channels), with coordinates for each."""
         check_tokens(x, channels, self.values)
 
+    def coordinates(self, x: Tensor) -> Tensor:
+        """(B, N, 2)."""
+        return self.values
+
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
         Args:
             x: (B, N, C) tokens, whose numbers are not used.
-            spec: how the tables are resized. In the plan it also holds the batch's largest grid,
+            spec: how the table is resized. In the plan it also holds the batch's largest grid,
                 where that changes the rounding.
             resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
                 although (h, w) is kept.
 
         Returns:
-            One group for each distinct grid, in order of first appearance; and the counts. No group
-            when the batch holds no token. Padding tokens, those from the h*w-th on, are not looked
-            at, except where they get embeddings too.
+            A plan without a grid when the batch holds no token. Padding tokens, those from the
+            h*w-th on, are not looked at, except where they get embeddings too.
 
         Raises:
             ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
@@ -74,41 +77,37 @@ class Coordinates(NamedTuple):
         """
         batch, length, _ = x.shape
         if batch == 0 or length == 0:
-            return Plan({}, [(0, length)] * batch, Resampling(spec, x.dtype))
+            return Plan({}, [(0, length)] * batch, {}, False, Resampling(spec, x.dtype))
 
-        embeds_padding = spec.reference.embeds_padding
         # The one copy from the device in a call: what follows is known on the host.
-        grids = read_grids(self.values, embeds_padding)
+        grids = read_grids(self.values, spec.samples)
         cells: Sequence[Tensor] = ()
         if grids.cell is not None:
             cells = torch.from_numpy(grids.cell).to(x.device, non_blocking=True).unbind()
 
-        groups: dict[Size, Group] = {}
+        # Samples of one grid share its embeddings, and their gradients are summed before the table's.
+        samples: dict[Size, list[int]] = {}
         counts: TokenCounts = []
-        for sample, size in enumerate(zip(grids.heights, grids.widths)):
-            group = groups.get(size)
-            if group is None:
-                group = Group(*size, embeds_padding=embeds_padding)
-                if group.h * group.w > length:
-                    is_square = resizes_square and spec.ar_preserving
-                    _check_cell_count(sample, size, length, is_square)
-                groups[size] = group
-            # Samples of one grid share its embeddings, and their gradients are summed before the table's.
-            group.samples.append(sample)
-            tokens = min(length, group.h * group.w)
+        cell_index = {}
+        for sample, (h, w) in enumerate(grids.sizes):
+            samples.setdefault((h, w), []).append(sample)
+            tokens = min(length, h * w)
             if grids.reordered[sample]:
-                if embeds_padding:  # padding gets the cell that it names
+                if spec.samples:  # padding gets the cell that it names
                     tokens = length
-                cell = cells[sample]
-                # To slice each one would cost time, where most need no slice.
-                group.cell_index[sample] = cell if tokens == length else cell[:tokens]
+                cell_index[sample] = cells[sample][:tokens]
             counts.append((tokens, length - tokens))
 
+        for h, w in samples:
+            if h * w > length:
+                is_square = resizes_square and spec.ar_preserving
+                _check_cell_count(samples[h, w][0], (h, w), length, is_square)
+
         # Positions are rounded as part of the longest grid's.
-        if spec.reference.rounds_by_batch:
-            longest = spec.resized_size(max(grids.heights), max(grids.widths))
-            spec = spec._replace(batch_max=longest)
-        return Plan(groups, counts, Resampling(spec, x.dtype))
+        if spec.reference == OLDER_FLAG:
+            heights, widths = zip(*samples)
+            spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
+        return Plan(samples, counts, cell_index, spec.samples, Resampling(spec, x.dtype))
 
 
 class OneGrid(NamedTuple):
@@ -127,13 +126,16 @@ class OneGrid(NamedTuple):
                 f"got shape {tuple(x.shape)}"
             )
 
+    def coordinates(self, x: Tensor) -> Tensor:
+        """(1, h*w, 2), for all samples, in a graph."""
+        h, w = (torch.full((1,), n, device=x.device) for n in self)
+        return row_major(torch.stack((h, w), 1), x.shape[1])
+
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
-        """One group. ``x`` (B, h*w, C) has one token for each cell."""
+        """One grid. ``x`` (B, h*w, C) has one token for each cell."""
         batch, length, _ = x.shape
-        h = int(self.h)
-        w = int(self.w)
-        groups = {(h, w): Group(h, w, list(range(batch)))}
-        return Plan(groups, [(length, 0)] * batch, Resampling(spec, x.dtype))
+        samples = {(int(self.h), int(self.w)): list(range(batch))}
+        return Plan(samples, [(length, 0)] * batch, {}, False, Resampling(spec, x.dtype))
 
 
 TokenLayout = Coordinates | OneGrid
@@ -160,23 +162,23 @@ class Sizes(NamedTuple):
         Raises:
             ValueError: those of ``on_host``.
         """
-        groups: dict[Size, Group] = {}
+        samples: dict[Size, list[int]] = {}
         counts: TokenCounts = []
         for t, h, w in self.on_host():
-            group = groups.get((h, w))
-            if group is None:
-                order = None
-                if self.merge > 1:
-                    order = _block_order(h, w, self.merge).to(table.device, non_blocking=True)
-                group = Group(h, w, [], order, embeds_padding=self.embeds_padding)
-                groups[h, w] = group
-            group.samples.extend(range(len(counts), len(counts) + t))
-            # Frames of an image are samples of one grid; what is padded comes after the last one.
+            frames = range(len(counts), len(counts) + t)
+            samples.setdefault((h, w), []).extend(frames)
             padding = 0 if self.length is None else self.length - t * h * w
             counts += [(h * w, 0)] * (t - 1)
             counts.append((h * w, padding))
+
+        cell_index = {}
+        if self.merge > 1:
+            for size, frames_of_size in samples.items():
+                order = _block_order(*size, self.merge).to(table.device, non_blocking=True)
+                cell_index.update(dict.fromkeys(frames_of_size, order))
         dtype = torch.promote_types(table.dtype, torch.float32)
-        return Plan(groups, counts, Resampling(spec, table.dtype, dtype))
+        resampling = Resampling(spec, table.dtype, dtype)
+        return Plan(samples, counts, cell_index, self.embeds_padding, resampling)
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).

@@ -11,18 +11,15 @@ from torch import Tensor
 
 from ..resampling.block_sum import BlockSum
 from ..resampling.spec import Size
-from .plan import Group, Plan, TokenCounts
+from .plan import Plan
 
 
 @dataclass
 class Tokens:
-    """The tokens ``x`` of a batch, (B, N, C) or packed (T, C), or their gradients.
-
-    ``counts``: of each sample, how many of its tokens lie in the grid, and how many come after.
-    """
+    """The tokens ``x`` of a batch, (B, N, C) or packed (T, C), or their gradients."""
 
     x: Tensor
-    counts: TokenCounts
+    plan: Plan
     _parts: Sequence[Tensor] | None = None
 
     @property
@@ -41,12 +38,13 @@ class Tokens:
 
         Of a contiguous batch all at once: to slice it sample by sample costs more.
         """
+        counts = self.plan.counts
         if self.x.ndim == 3 and not self.x.is_contiguous():
             parts: list[Tensor] = []
-            for sample, count in zip(self.x, self.counts):
+            for sample, count in zip(self.x, counts):
                 parts += sample.split_with_sizes(count)
             return parts
-        return self.x.flatten(0, -2).split_with_sizes(list(chain.from_iterable(self.counts)))
+        return self.x.flatten(0, -2).split_with_sizes(list(chain.from_iterable(counts)))
 
     def in_grid(self, sample: int) -> Tensor:
         """The tokens of a sample that lie in its grid, (tokens, C)."""
@@ -56,78 +54,69 @@ class Tokens:
         """The tokens of a sample that come after its grid: padding."""
         return self.parts[2 * sample + 1]
 
-    def whole_batch(self, group: Group) -> Tensor | None:
+    def whole_batch(self, size: Size) -> Tensor | None:
         """The tokens in the grid, (B, tokens, C), if one operation serves all samples.
 
         Then they share the grid, and the order of their tokens: one image may have any. None where
         they differ, or get embeddings at padding too.
         """
-        batch = len(self.counts)
-        if batch == 0 or self.x.ndim != 3 or len(group.samples) != batch:
+        batch = len(self.plan.counts)
+        if batch == 0 or self.x.ndim != 3 or len(self.plan.samples[size]) != batch:
             return None
-        if group.cell_index and batch > 1:
+        if self.plan.cell_index and batch > 1:
             return None
-        count, after = self.counts[0]
+        count, after = self.plan.counts[0]
         if not after:
             return self.x
-        return None if group.embeds_padding else self.x[:, :count]
+        return None if self.plan.embeds_padding else self.x[:, :count]
 
-    def add(self, group: Group, embeddings: Tensor) -> None:
-        """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
+    def add(self, size: Size, embeddings: Tensor) -> None:
+        """Add a grid's embeddings (h*w, C) to the tokens of its samples, in place."""
         embeddings = embeddings.to(self.x.dtype)
-        if group.order is not None:
-            embeddings = embeddings.index_select(0, group.order)
-
         # All images of one size, or one image: one addition.
-        whole = self.whole_batch(group)
+        whole = self.whole_batch(size)
         if whole is not None:
-            whole.add_(self._added_to(0, group, embeddings))
+            whole.add_(self._added_to(0, embeddings))
             return
 
         # Otherwise sample by sample. These are views of x, so each addition writes into x itself.
-        for sample in group.samples:
-            self.in_grid(sample).add_(self._added_to(sample, group, embeddings))
-            if group.embeds_padding:
+        for sample in self.plan.samples[size]:
+            self.in_grid(sample).add_(self._added_to(sample, embeddings))
+            if self.plan.embeds_padding:
                 self.after_grid(sample).add_(embeddings[:1])
 
-    def _added_to(self, sample: int, group: Group, embeddings: Tensor) -> Tensor:
+    def _added_to(self, sample: int, embeddings: Tensor) -> Tensor:
         """The embeddings of a sample's tokens: those of its cells, or of the first cells."""
-        if sample in group.cell_index:
-            return embeddings.index_select(0, group.cell_index[sample])
-        count, _ = self.counts[sample]
+        cell = self.plan.cell_index.get(sample)
+        if cell is not None:
+            return embeddings.index_select(0, cell)
+        count, _ = self.plan.counts[sample]
         return embeddings[:count]
 
-    def sum_over_samples(self, group: Group, dtype: torch.dtype) -> Tensor:
-        """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
+    def sum_over_samples(self, size: Size, dtype: torch.dtype) -> Tensor:
+        """The transpose of ``add``: the sum (h*w, C) over a grid's samples, in ``dtype``.
 
         It may be a view of the tokens.
         """
-        summed = self._sum_in_order(group, dtype)
-        if group.order is None:
-            return summed
-        # Row n is the sum of the tokens n, which took cell ``order[n]``.
-        return torch.empty_like(summed).index_copy_(0, group.order, summed)
-
-    def _sum_in_order(self, group: Group, dtype: torch.dtype) -> Tensor:
-        """The sum of what ``add`` adds if the group has no ``order``."""
-        cells = group.h * group.w
-        count, _ = self.counts[group.samples[0]]
+        samples = self.plan.samples[size]
+        cells = size[0] * size[1]
+        count, _ = self.plan.counts[samples[0]]
 
         # If all samples are complete and in order, as most are, their tokens are the cells.
-        if count == cells and not (group.cell_index or group.embeds_padding):
-            if len(group.samples) == 1:
-                return self.in_grid(group.samples[0]).to(dtype).contiguous()
-            whole = self.whole_batch(group)
+        if count == cells and not (self.plan.cell_index or self.plan.embeds_padding):
+            if len(samples) == 1:
+                return self.in_grid(samples[0]).to(dtype).contiguous()
+            whole = self.whole_batch(size)
             if whole is not None:
                 return whole.sum(0, dtype=dtype)
 
         # Otherwise sample by sample, each token into the row of its cell.
         total = BlockSum(cells, dtype)
-        for sample in group.samples:
-            total.add(self.in_grid(sample), group.cell_index.get(sample))
+        for sample in samples:
+            total.add(self.in_grid(sample), self.plan.cell_index.get(sample))
         summed = total.total()
-        if group.embeds_padding:
-            padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in group.samples]
+        if self.plan.embeds_padding:
+            padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in samples]
             summed[0] += torch.stack(padding).sum(0)
         return summed
 
@@ -140,13 +129,10 @@ def assemble(plan: Plan, embeddings: Iterable[tuple[Size, Tensor]]) -> Tensor:
     """
     parts = {}
     for size, of_grid in embeddings:
-        group = plan.groups[size]
-        if group.order is not None:
-            of_grid = F.embedding(group.order, of_grid)
-        padding = of_grid[:1] if group.embeds_padding else torch.full_like(of_grid[:1], -0.0)
-        for sample in group.samples:
+        padding = of_grid[:1] if plan.embeds_padding else torch.full_like(of_grid[:1], -0.0)
+        for sample in plan.samples[size]:
             in_grid, after = plan.counts[sample]
-            cell = group.cell_index.get(sample)
+            cell = plan.cell_index.get(sample)
             added = of_grid[:in_grid] if cell is None else F.embedding(cell, of_grid)
             parts[sample] = torch.cat((added, padding.expand(after, -1)))
     return torch.cat([parts[sample] for sample in range(len(plan.counts))])
@@ -168,7 +154,7 @@ def check_no_shared_elements(x: Tensor) -> None:
 
 
 class AddedInPlace(torch.autograd.Function):
-    """Tells autograd that something linear in the tables is added into ``x``, in place.
+    """Tells autograd that something linear in a table is added into ``x``, in place.
 
     ``forward`` only marks ``x`` as changed: who calls it writes into ``x`` after that. The gradient
     of ``x`` passes through untouched.
@@ -176,19 +162,16 @@ class AddedInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]] | None, *tables: Tensor
+        ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor], table: Tensor | None
     ) -> Tensor:
-        """``gradients(g)`` gives the gradients of ``tables``, in any dtype; None without tables."""
-        ctx.gradients = gradients
-        ctx.shapes = [table.shape for table in tables]
+        """``gradient(g)`` gives the gradient of ``table`` in any dtype; autograd casts it."""
+        ctx.gradient = gradient
         ctx.mark_dirty(x)
         return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradient of ``x``, and those of the tables in their shapes; autograd casts them."""
+        """The gradient of ``x``, and that of the table."""
         (g,) = grads
-        if not ctx.shapes:
-            return g, None
-        of_tables = [grad.reshape(shape) for grad, shape in zip(ctx.gradients(g), ctx.shapes)]
-        return g, None, *of_tables
+        of_table = ctx.gradient(g) if ctx.needs_input_grad[2] else None
+        return g, None, of_table

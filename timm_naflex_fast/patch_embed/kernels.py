@@ -29,7 +29,7 @@ from ..batch.checks import check_interpolation, check_numbers, check_size
 from ..resampling.kept import kept_by_arguments, kept_of_sources, pinned, watched
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, product
-from ..resampling.spec import LOOP, ResizeSpec, Size
+from ..resampling.spec import ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
 FIRST_CALL = (
@@ -74,8 +74,7 @@ def _tf32_allowed() -> bool:
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str) -> Tensor:
     """pinv(A_n)^T (n, n0), float64, of the matrix that resizes a line of n0 to n."""
-    # The compiler, which reads this, cannot take an object from a default: so LOOP stands here.
-    spec = ResizeSpec(mode, antialias, reference=LOOP)
+    spec = ResizeSpec(mode, antialias)
     a = axis_matrix(0, (n, n), n0, spec, torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.

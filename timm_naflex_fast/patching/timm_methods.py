@@ -21,8 +21,16 @@ from ..backends import dispatch
 from ..batch.checks import InvalidCoordinateError
 from ..batch.layout import Coordinates, OneGrid, check_tokens
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
-from ..resampling.spec import FLAG, INTERPOLATIONS, LOOP, OLDER_FLAG, ResizeSpec
-from ..resampling.tables import FactorizedTables, LearnedTable, Tables
+from ..resampling.spec import (
+    FLAG,
+    INTERPOLATIONS,
+    LOOP,
+    OLDER_FLAG,
+    ResizeSpec,
+    factorized_spec,
+    learned_spec,
+)
+from ..resampling.tables import PositionTable
 from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
@@ -113,17 +121,19 @@ LIBRARY = Library(
 )
 
 
-def resize_spec(embeds: Any, tables: Tables, *, by_flag: bool) -> ResizeSpec:
+def resize_spec(embeds: Any, table: PositionTable, *, by_flag: bool) -> ResizeSpec:
     """How a NaFlexEmbeds resizes its tables: by its flag pos_embed_use_grid_sample, or without."""
-    spec = ResizeSpec(
+    reference = TIMM_FLAG if by_flag else LOOP
+    if len(table.parts) == 2:
+        return factorized_spec(embeds.pos_embed_ar_preserving, reference)
+    return learned_spec(
         embeds.pos_embed_interp_mode,
         # Older releases of timm lack these two settings.
         getattr(embeds, "pos_embed_antialias", True),
         getattr(embeds, "pos_embed_align_corners", False),
         embeds.pos_embed_ar_preserving,
-        TIMM_FLAG if by_flag else LOOP,
+        reference,
     )
-    return tables.spec_of(spec)
 
 
 class AddTables(Replacement):
@@ -132,7 +142,6 @@ class AddTables(Replacement):
 
     component = "pos_embed"
     table_type: str  # timm's ``pos_embed_type``
-    kind: type[Tables]
     names: tuple[str, ...]  # of the module's tables
 
     def __init__(
@@ -158,19 +167,19 @@ class AddTables(Replacement):
         """Add the tables, resampled as chosen."""
         embeds, x, layout = arguments
         chosen = STRATEGIES[strategy]
-        tables = self.kind(tensors[-len(self.names) :])
-        spec = resize_spec(embeds, tables, by_flag=chosen.reference.samples)
-        if spec.interpolation not in tables.interpolations:
-            valid = ", ".join(tables.interpolations)
+        table = PositionTable(tensors[-len(self.names) :])
+        spec = resize_spec(embeds, table, by_flag=chosen.reference != LOOP)
+        if spec.interpolation not in (*INTERPOLATIONS, "linear"):
+            valid = ", ".join(INTERPOLATIONS)
             return (
                 f"a position table (replaced are {valid}) with interpolation mode "
                 f"{spec.interpolation!r}"
             )
         where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
         try:
-            dispatch.add(x, tables, where, spec, chosen, context)
+            dispatch.add(x, table, where, spec, chosen, context)
         except InvalidCoordinateError:
-            if not spec.reference.samples:
+            if not spec.samples:
                 raise
             # timm's grid_sample flag samples wherever a coordinate lies.
             return "coordinates that name no cell"
@@ -181,7 +190,6 @@ class AddLearned(AddTables):
     """Adds one table of cells."""
 
     table_type = "learned"
-    kind = LearnedTable
     names = ("pos_embed",)
 
 
@@ -189,15 +197,14 @@ class AddFactorized(AddTables):
     """Adds a table of rows and one of columns."""
 
     table_type = "factorized"
-    kind = FactorizedTables
     names = ("pos_embed_y", "pos_embed_x")
 
 
-def tables_of(embeds: Any) -> Tables | None:
-    """The position tables of a NaFlexEmbeds; None if it has none."""
+def tables_of(embeds: Any) -> PositionTable | None:
+    """The position table of a NaFlexEmbeds, in one part or two; None if it has none."""
     for adds in (AddLearned, AddFactorized):
         if embeds.pos_embed_type == adds.table_type:
-            return adds.kind(tuple(getattr(embeds, name) for name in adds.names))
+            return PositionTable(tuple(getattr(embeds, name) for name in adds.names))
     return None
 
 

@@ -8,8 +8,8 @@ MAX_SEQUENTIAL = 16
 
 
 class BlockSum:
-    """The sum (rows, C) of tensors, as they come: sixteen go to one sum, and the sums are
-    added up in pairs."""
+    """The sum (rows, C) of tensors, as they come: sixteen go to one sum, and PyTorch adds up the
+    sums in pairs."""
 
     def __init__(self, rows: int, dtype: torch.dtype) -> None:
         self.rows = rows
@@ -43,10 +43,6 @@ class BlockSum:
 
     def total(self) -> Tensor:
         """The sum of all that came, of one at least."""
-        sums = self._sums
-        while len(sums) > 1:
-            half = (len(sums) + 1) // 2
-            for total, other in zip(sums, sums[half:]):
-                total.add_(other)
-            del sums[half:]
-        return sums[0]
+        if len(self._sums) == 1:
+            return self._sums[0]
+        return torch.stack(self._sums).sum(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .closed_form import axis_weights, tap_weights
 from .precision import product, unrounded_dtype
-from .spec import ResizeSpec, Size
+from .spec import ResizeSpec
 
 
 class TokenPositions(NamedTuple):
@@ -32,15 +32,25 @@ class TokenPositions(NamedTuple):
     x: Tensor  # (B, N) float32
 
 
-def resized(positions: TokenPositions, spec: ResizeSpec, own_size: Size | None) -> TokenPositions:
-    """The same with the cells to which each axis is resized, before the crop, as h and w.
+def embeddings_at(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """The embeddings (B, N, C) of tokens from a table (H0, W0, C), in float32 at least."""
+    positions = _resized(table, positions, spec)
+    # Both give the same sums. Gathered taps read only the cells that have a weight, a product reads
+    # every cell of the table for each token. On a CPU taps cost less from 128 rows on, bilinear
+    # from 32 (measured).
+    taps = 16 if spec.interpolation == "bicubic" else 4
+    if not spec.antialias and 8 * taps <= table.shape[0]:
+        return _gathered_taps(table, positions, spec)
+    return _one_product(table, positions, spec)
 
-    ``own_size``: that of grids for which timm does not resize the table.
-    """
+
+def _resized(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> TokenPositions:
+    """The same with the cells to which each axis is resized, before the crop, as h and w."""
     if not spec.ar_preserving:
         return positions
     h, w, y, x = positions
     to_h = to_w = torch.maximum(h, w)
+    own_size = spec.own_size((table.shape[0], table.shape[1]))
     if own_size is not None:
         is_own = (h == own_size[0]) & (w == own_size[1])
         to_h = torch.where(is_own, h, to_h)
@@ -48,25 +58,7 @@ def resized(positions: TokenPositions, spec: ResizeSpec, own_size: Size | None) 
     return TokenPositions(to_h, to_w, y, x)
 
 
-def reads_few_cells(table: Tensor, spec: ResizeSpec) -> bool:
-    """Whether gathered taps cost less than one product.
-
-    On a CPU from 128 rows on, bilinear from 32 (measured).
-    """
-    # A product reads every cell of the table for each token; taps only those that have a weight.
-    taps = 16 if spec.interpolation == "bicubic" else 4
-    return not spec.antialias and 8 * taps <= table.shape[0]
-
-
-def resized_lines(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
-    """The line (..., C) of each position (...) from lines (N0, C) of one axis, resized to n."""
-    lines = lines.to(unrounded_dtype(lines))
-    # All tokens of the batch in one product: a graph that serves every grid has no loop over them.
-    weights = axis_weights(position, n, len(lines), spec).to(lines.dtype)  # (..., N0)
-    return product(weights.flatten(0, -2), lines).unflatten(0, position.shape)
-
-
-def one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+def _one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """One product with a row of H0*W0 weights for each token: (B, N, C)."""
     h0, w0, _ = table.shape
     dtype = unrounded_dtype(table)
@@ -78,7 +70,7 @@ def one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> T
     return embeddings.unflatten(0, positions.y.shape)
 
 
-def gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+def _gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The same in float32 by one gathered row of the table for each pair of taps."""
     h0, w0, _ = table.shape
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
@@ -92,16 +84,3 @@ def gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) ->
             weight = row_weights[..., i] * col_weights[..., j]
             embeddings = embeddings + F.embedding(cell, flat) * weight[..., None].to(flat.dtype)
     return embeddings
-
-
-def product_per_axis(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
-    """A table (H0, W0, C) resized to one grid by a product for each axis: (1, h*w, C).
-
-    ``positions`` of its rows (1, h), and of its columns (1, w).
-    """
-    _, w0, channels = table.shape
-    # Along y a row of the table is one long line (W0*C).
-    after_y = resized_lines(table.flatten(1), positions.y, positions.h, spec)  # (1, h, W0*C)
-    after_y = after_y.view(-1, w0, channels)  # (h, W0, C)
-    a_w = axis_weights(positions.x[0], positions.w[0], w0, spec).to(after_y.dtype)  # (w, W0)
-    return product(a_w, after_y).flatten(0, 1)[None]

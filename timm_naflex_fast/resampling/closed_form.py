@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from .spec import ResizeSpec
+from .spec import OLDER_FLAG, ResizeSpec
 
 LONGEST = 1024  # positions on axes of up to so many cells are rounded as PyTorch rounds them
 
@@ -97,9 +97,9 @@ def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Where a position lies on the table's axis, without antialiasing: float32."""
     position, n = position.to(torch.float32), n.to(torch.float32)
-    if spec.reference.rounds_by_batch:
+    if spec.reference == OLDER_FLAG:
         return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
-    if spec.reference.samples:
+    if spec.samples:
         # ``F.grid_sample`` adds 1 to the position, which is exact here, and multiplies. Written so,
         # OpenVINO would cancel the 1 that was taken away, and with it a rounding.
         cells = n0 - 1 if spec.align_corners else n0

@@ -3,100 +3,64 @@
 ``tests/resampling/test_tables.py`` tests what it says, ``tests/contract`` what follows from it.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
 Size = tuple[int, int]
 
+Reference = Literal["interpolate", "grid_sample", "affine_grid"]
+"""A method of timm's whose result is followed. The last two sample the table at float32 positions,
+by ``F.grid_sample``: they never antialias, resize a grid of the table's own size too, and embed
+padding tokens."""
 
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """A method of timm's whose result is followed, by what its result depends on.
-
-    Args:
-        name: of the result, in operators and in ``repr``.
-        embeds_padding: tokens after those of the grid get the embedding of the cell that they name.
-        skips_own_size: a grid of a learned table's own size gets the table, not resized.
-        antialiases: it can widen the filter where the table is made smaller.
-        samples: it reads the table at float32 positions, by ``F.grid_sample``; if not, it resizes
-            by ``F.interpolate``.
-        rounds_by_batch: its positions are part of a grid as long as the longest of the batch, which
-            changes their rounding.
-    """
-
-    name: str
-    embeds_padding: bool
-    skips_own_size: bool
-    antialiases: bool
-    samples: bool
-    rounds_by_batch: bool
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-LOOP = Reference(
-    "interpolate",
-    embeds_padding=False,
-    skips_own_size=True,
-    antialiases=True,
-    samples=False,
-    rounds_by_batch=False,
-)
+LOOP: Reference = "interpolate"
 """timm's loop over the grids, its default: ``NaFlexEmbeds._apply_learned_naflex_pos_embed``."""
 
-FLAG = Reference(
-    "grid_sample",
-    embeds_padding=True,
-    skips_own_size=False,
-    antialiases=False,
-    samples=True,
-    rounds_by_batch=False,
-)
+FLAG: Reference = "grid_sample"
 """The method of its flag ``pos_embed_use_grid_sample``, ``_apply_learned_naflex_pos_embed_grid_sample``,
 in newer releases."""
 
-OLDER_FLAG = Reference(
-    "affine_grid",
-    embeds_padding=True,
-    skips_own_size=False,
-    antialiases=False,
-    samples=True,
-    rounds_by_batch=True,
-)
-"""The same method in older releases, which take positions from ``F.affine_grid``; and in every
-release ``_apply_factorized_naflex_pos_embed_grid_sample``."""
-
-REFERENCES = {reference.name: reference for reference in (LOOP, FLAG, OLDER_FLAG)}
+OLDER_FLAG: Reference = "affine_grid"
+"""The same method in older releases, which take positions from ``F.affine_grid``: part of a grid as
+long as the longest of the batch, which changes their rounding. In every release so does
+``_apply_factorized_naflex_pos_embed_grid_sample``."""
 
 
 class ResizeSpec(NamedTuple):
-    """How a library resamples its position table. ``tables.py`` makes it for a kind of table.
+    """How a library resamples its position table. ``learned_spec`` and ``factorized_spec`` make it.
 
     Args:
         interpolation: ``"bilinear"`` or ``"bicubic"`` for a learned table (H0, W0, C), ``"linear"``
             for the two of a factorized one.
-        antialias: widen the filter when the table is made smaller; False for "linear", and where
-            the reference does not antialias.
+        antialias: widen the filter when the table is made smaller.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         reference: whose result it is.
-        batch_max: where the reference rounds by the batch, its largest height and width.
+        batch_max: for ``OLDER_FLAG``, the largest height and width of the batch.
     """
 
     interpolation: str = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     ar_preserving: bool = False
-    reference: Reference = LOOP
+    reference: str = LOOP
     batch_max: Size = (0, 0)
 
-    def takes_table_itself(self, grid: Size, table_size: tuple[int, ...]) -> bool:
-        """Whether the embeddings of a grid are a learned table itself, because the sizes match."""
-        return grid == table_size and self.reference.skips_own_size
+    @property
+    def samples(self) -> bool:
+        """Whether the reference is a method of timm's flag. It embeds padding tokens."""
+        return self.reference != LOOP
+
+    def own_size(self, table_size: Size) -> Size | None:
+        """The grid whose embeddings are the table itself, not resized; None if there is none."""
+        if self.samples:
+            return None
+        # timm resizes the lines of a factorized embedding to a square even so.
+        if self.ar_preserving and self.interpolation == "linear":
+            return None
+        return table_size
 
     def resized_size(self, h: int, w: int) -> Size:
         """The size to which the table is resized for a grid (h, w), before the crop."""
@@ -106,11 +70,26 @@ class ResizeSpec(NamedTuple):
         return longest, longest
 
 
-class Resampling(NamedTuple):
-    """All that a strategy needs besides the tables and the sizes.
+def learned_spec(
+    interpolation: str, antialias: bool, align_corners: bool, ar_preserving: bool, reference: str
+) -> ResizeSpec:
+    """How a learned table is resized by these options of a library."""
+    # timm's flag has no filter to widen, whatever the model's setting for it says.
+    widens = antialias and reference == LOOP
+    return ResizeSpec(interpolation, widens, align_corners, ar_preserving, reference)
 
-    One learned table is resampled in ``dtype``; two are cast to ``token_dtype`` before they are
-    added.
+
+def factorized_spec(ar_preserving: bool, reference: str) -> ResizeSpec:
+    """How the two tables of lines are resized, whatever the options of a learned table are."""
+    # In every release timm takes the lines of its flag from an affine grid.
+    of_lines = LOOP if reference == LOOP else OLDER_FLAG
+    return ResizeSpec("linear", False, False, ar_preserving, of_lines)
+
+
+class Resampling(NamedTuple):
+    """All that a strategy needs besides the table and the sizes.
+
+    The table is resampled in ``dtype``, float32 at least, and cast to ``token_dtype``.
     """
 
     spec: ResizeSpec
