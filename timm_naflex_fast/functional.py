@@ -139,7 +139,7 @@ def add_factorized_pos_embed_(
 
     Raises:
         ValueError: unknown strategy, tensors that :func:`add_pos_embed_` refuses, shapes that do
-            not fit, negative coordinates (in a graph the token becomes NaN).
+            not fit, negative coordinates (as in :func:`add_pos_embed_`).
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.

@@ -148,9 +148,8 @@ def add_factorized(x, coord):
     return fast.add_factorized_pos_embed_(x * 1, TABLE[:, 0], TABLE[0], coord)
 
 
-# But the compiled operator of a learned table, which raises the named error.
+# But the compiled operator, which raises the named error.
 PLAIN = [*product([add_learned, add_factorized], ["export", "trace", "make_fx"])]
-PLAIN.append((add_factorized, "compile"))
 
 
 @pytest.mark.parametrize(("add", "how"), PLAIN)

@@ -63,7 +63,7 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
     if trains:
         kept.forget(table.parts)
         whole = table.whole()
-        AddedInPlace.apply(x, partial(gradient, whole.shape, plan), whole)
+        AddedInPlace.apply(x, partial(gradient, whole.shape[-3:], plan), whole)
     elif has_grad and x.requires_grad:
         AddedInPlace.apply(x, None, None)
 

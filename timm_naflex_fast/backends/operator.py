@@ -42,6 +42,7 @@ def add(
 ) -> None:
     """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place."""
     whole = table.whole()
+    whole = whole.reshape(whole.shape[-3:])
     if len(table.parts) == 2:  # as one table they are no longer what timm's own calls resize
         strategy = "matmul"
     total, _ = add_learned(

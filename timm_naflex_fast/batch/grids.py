@@ -60,12 +60,18 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
     coord: Any = whole.contiguous().numpy()
 
-    # Most cheaply told are images of one size without padding: the last token names the last cell.
+    # Most cheaply told are images of one size without padding, or one image with any: the last token
+    # names the last cell.
     batch, length, _ = coord.shape
+    tokens = length
     y, x = coord[0, -1].tolist()
+    if batch == 1 and y == x == 0:
+        (not_zero,) = coord.ravel().nonzero()
+        tokens = not_zero[-1] // 2 + 1 if len(not_zero) else 1
+        y, x = coord[0, tokens - 1].tolist()
     h = y + 1
     w = x + 1
-    if h > 0 and h * w == length and (coord == _row_major(h, w)).all():
+    if h > 0 and h * w == tokens and (coord[:, :tokens] == _row_major(h, w)).all():
         grids = Grids([(h, w)] * batch, None, [False] * batch)
     else:
         grids = _grids_from_maxima(coord, embeds_padding)

@@ -95,7 +95,9 @@ class Coordinates(NamedTuple):
             if grids.reordered[sample]:
                 if spec.samples:  # padding gets the cell that it names
                     tokens = length
-                cell_index[sample] = cells[sample][:tokens]
+                # To slice each one would cost time, where most need no slice.
+                cell = cells[sample]
+                cell_index[sample] = cell if tokens == length else cell[:tokens]
             counts.append((tokens, length - tokens))
 
         for h, w in samples:

@@ -76,16 +76,21 @@ class Tokens:
         # All images of one size, or one image: one addition.
         whole = self.whole_batch(size)
         if whole is not None:
-            whole.add_(self._added_to(0, embeddings))
+            whole.add_(self._rows_of(0, embeddings))
             return
 
         # Otherwise sample by sample. These are views of x, so each addition writes into x itself.
+        rows = cell_of_rows = None
         for sample in self.plan.samples[size]:
-            self.in_grid(sample).add_(self._added_to(sample, embeddings))
+            cell = self.plan.cell_index.get(sample)
+            if rows is None or cell is not cell_of_rows:  # samples may share it
+                rows = self._rows_of(sample, embeddings)
+                cell_of_rows = cell
+            self.in_grid(sample).add_(rows)
             if self.plan.embeds_padding:
                 self.after_grid(sample).add_(embeddings[:1])
 
-    def _added_to(self, sample: int, embeddings: Tensor) -> Tensor:
+    def _rows_of(self, sample: int, embeddings: Tensor) -> Tensor:
         """The embeddings of a sample's tokens: those of its cells, or of the first cells."""
         cell = self.plan.cell_index.get(sample)
         if cell is not None:
@@ -162,10 +167,11 @@ class AddedInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor], table: Tensor | None
+        ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor] | None, table: Tensor | None
     ) -> Tensor:
         """``gradient(g)`` gives the gradient of ``table`` in any dtype; autograd casts it."""
         ctx.gradient = gradient
+        ctx.shape = None if table is None else table.shape
         ctx.mark_dirty(x)
         return x
 
@@ -173,5 +179,6 @@ class AddedInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x``, and that of the table."""
         (g,) = grads
-        of_table = ctx.gradient(g) if ctx.needs_input_grad[2] else None
-        return g, None, of_table
+        if ctx.shape is None:
+            return g, None, None
+        return g, None, ctx.gradient(g).reshape(ctx.shape)

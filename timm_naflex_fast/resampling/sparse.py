@@ -116,11 +116,11 @@ def both_axes_together(reads_y: int, reads_x: int, grid: Size, w0: int) -> bool:
 def resample(
     table: Tensor, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
 ) -> Embeddings:
-    """The embeddings of each size from a table (H0, W0, C), in ``dtype``.
+    """The embeddings of each size from a table ([1,] H0, W0, C), in ``dtype``.
 
     Those of the table's own size are the table itself, not converted.
     """
-    h0, w0, channels = table.shape
+    h0, w0, channels = table.shape[-3:]
     flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
     own_size = spec.own_size((h0, w0))
     to_sum = []

@@ -2,8 +2,8 @@
 
 Resizing takes means: the weights of a row add up to 1. So the sum of two resized tables of lines,
 timm's factorized embedding, is their sum ``Y[:, None] + X``, resized. From here on there is one kind
-of table. Two tables of half precision are added in float32 and rounded once, where timm rounds each
-line before it adds them: nearer to float64 (``tests/contract/test_backends.py``).
+of table. For tokens of half precision the sum is rounded once, where timm rounds each line and then
+their sum: the error (RMS) is 0.68 of timm's (``tests/contract/test_backends.py``).
 """
 
 from typing import NamedTuple
@@ -35,10 +35,9 @@ class PositionTable(NamedTuple):
         return self.parts[0].shape[-1]
 
     def whole(self) -> Tensor:
-        """The table (H0, W0, C): the learned one itself, or the sums of lines, in float32 at least."""
+        """The learned table itself; or the sums of lines (H0, W0, C), in float32 at least."""
         if len(self.parts) == 1:
-            (table,) = self.parts
-            return table.reshape(table.shape[-3:])
+            return self.parts[0]
         rows, columns = (lines.reshape(lines.shape[-2:]) for lines in self.parts)
         dtype = torch.promote_types(rows.dtype, torch.float32)
         return rows.to(dtype)[:, None] + columns.to(dtype)
