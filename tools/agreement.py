@@ -1,17 +1,16 @@
 """Who agrees with SigLIP-2's original implementation, and to how much.
 
-    uv run tools/agreement.py                                   # everything that runs in this environment
+    uv run tools/agreement.py                                          # timm, and transformers
     uv run tools/agreement.py --port "mlx-vlm 0.7.10 lfm2_vl=FOLDER"   # and ports that wrote a folder
 
 Each begins with the pixels of the kit, recordings/siglip2_naflex_tiny, which big_vision wrote. What
-is said of it goes to results/recordings/agreement.json. tools/port_of_mlx_vlm.py writes such folders
-from mlx-vlm, in an environment of its own.
+is said of it goes to results/recordings/agreement.json. tools/port_of_mlx_vlm.py of commit 17d0031d
+wrote such folders from mlx-vlm, in an environment of its own.
 """
 
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from timm_naflex_fast.commands.cli import main as cli
-from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.output import provenance
 from timm_naflex_fast.commands.measure.pipelines import (
@@ -48,10 +45,9 @@ OUT = ROOT / "results" / "recordings" / "agreement.json"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 
-def row(
-    name: str, recording: Recording, ports: Sequence[Stages], precision: str = "float32"
-) -> dict[str, Any]:
+def row(name: str, recording: Recording, ports: Sequence[Stages]) -> dict[str, Any]:
     """What is said of one port."""
+    precision = "float32"
     found = compare_recordings(recording, ports, precision)
     return {
         "who": name,
@@ -94,38 +90,6 @@ def towers(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
     yield f"transformers {version('transformers')}", stages_of(inputs, pipeline.tower(inputs))
 
 
-def runtimes(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
-    """The pooled output of the exported model in ONNX Runtime and OpenVINO."""
-    import onnxruntime
-    import openvino
-
-    inputs = inputs_of(recording.stages, recording.about["max_patches"])
-    arrays = {
-        "patches": inputs.pixels.numpy(),
-        "patch_coord": coordinates(inputs.grid.tolist(), inputs.pixels.shape[1]).numpy(),
-        "patch_valid": inputs.valid.numpy(),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder, "kit.onnx"))
-        weights = str(KIT / "weights" / "transformers.safetensors")
-        given = ["export", "--model", MODEL, "--checkpoint", weights, "--out", file]
-        if cli.main([*given, "--model-kwargs", f"num_heads={recording.about['heads']}"]):
-            raise SystemExit("the export failed")
-        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-        (pooled,) = session.run(None, arrays)
-        yield f"ONNX Runtime {version('onnxruntime')}, exported", outputs(pooled)
-        for name, setting in (("float32", {"INFERENCE_PRECISION_HINT": "f32"}), ("default", {})):
-            compiled = openvino.Core().compile_model(file, "CPU", setting)
-            precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-            words = f"OpenVINO {version('openvino')}, exported, {name} ({precision})"
-            yield words, outputs(compiled(arrays)[0])
-
-
-def outputs(pooled: Any) -> list[Stages]:
-    """Pooled outputs (B, D) as stages of pictures."""
-    return [{"pooled": np.asarray(one, np.float64)} for one in pooled]
-
-
 def main() -> int:
     """Compare all of them, print a line for each, and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -144,9 +108,8 @@ def main() -> int:
             "reason": [],
         }
     ]
-    for name, ports in (*towers(recording), *runtimes(recording)):
-        precision = "bfloat16" if "bf16" in name else "float32"
-        rows.append(row(name, recording, without_pixels(ports), precision))
+    for name, ports in towers(recording):
+        rows.append(row(name, recording, without_pixels(ports)))
     for text in options.port:
         name, folder = text.rsplit("=", 1)
         rows.append(row(name, recording, read_port(Path(folder), recording)))

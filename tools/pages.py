@@ -13,7 +13,6 @@ import re
 import sys
 
 from page_parts import races, sections
-from page_parts.interface import api
 from page_parts.pictures import draw_drift, draw_graphs
 from page_parts.results import RESULTS, ROOT
 
@@ -27,13 +26,9 @@ MADE = (
     sections.in_timm,
     sections.versions,
     races.speed,
-    races.position,
     races.model,
-    races.exported,
-    races.compiled,
     races.counts,
     races.steps,
-    api,
 )
 SECTIONS = {function.__name__: function for function in MADE}
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(\n?<!-- \2: end -->)", re.DOTALL)

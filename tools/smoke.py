@@ -5,7 +5,6 @@ python tools/smoke.py
 It runs under -O too, so nothing here is an assert.
 """
 
-import re
 import sys
 from importlib import metadata
 
@@ -50,10 +49,6 @@ package = metadata.distribution("timm_naflex_fast")
 version = timm_naflex_fast.__version__
 if package.version != version:
     sys.exit(f"smoke: the metadata say version {package.version}, the code {version}")
-needed = {re.split(r"[^\w-]", line)[0] for line in package.requires or ()}
-for name in ("torch", "timm", "einx", "numpy", "pillow", "safetensors", "tqdm", "wrapt"):
-    if name not in needed:
-        sys.exit(f"smoke: the metadata do not name {name}")
 if "naflex-fast" not in package.entry_points.names:
     sys.exit("smoke: the command naflex-fast is missing")
 page = str(package.metadata)

@@ -39,10 +39,14 @@ def race(**changes):
     return [row(name, median_ms=ms, **changes) for name, ms in times.items()]
 
 
+def position():
+    return races.race_table("speed/*", (*races.STEP, "dtype"), races.FASTER)
+
+
 def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     _, _, *without_timm = race(batch=1)
     results("speed/siglip", *race(), *without_timm)
-    table = races.position()
+    table = position()
     heading = table.splitlines()[0]
     ratios = r"times faster than timm +\| than timm's grid_sample +\| of the time of one plain add"
     assert re.search(ratios, heading)
@@ -51,14 +55,14 @@ def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     assert re.search(r"siglip, train, 1, float32 +\| - +\| - +\| 2\.00 ", table)
 
     results("speed/others", *race(workload="single"), commit="def")
-    assert "commit def / abc; " in races.position()
+    assert "commit def / abc; " in position()
 
 
 @pytest.mark.parametrize("option", ["--check", None])
 def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monkeypatch, capsys):
     results("speed/siglip", *race())
     page = tmp_path / "page.md"
-    text = "Before.\n<!-- position: begin -->\nold\n<!-- position: end -->\nAfter."
+    text = "Before.\n<!-- speed: begin -->\nold\n<!-- speed: end -->\nAfter."
     page.write_text(text)
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     monkeypatch.setattr(pages, "PAGES", [page])
@@ -71,7 +75,7 @@ def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monk
         assert page.read_text() == text
         assert capsys.readouterr().out == "page.md is old: uv run tools/pages.py\n"
     else:
-        table = races.position()
+        table = races.speed()
         assert page.read_text() == text.replace("old", table)
         assert pages.main() == 0  # nothing is left to write
 

@@ -82,15 +82,6 @@ def speed() -> str:
     return race_table("speed/[ds]i*", (*STEP, "dtype"), FASTER, [64, "float32"])
 
 
-def position() -> str:
-    """The position embedding alone, every race."""
-    other_modes = {
-        "`interpolate_cached` than timm": ratio(BASELINE, "interpolate_cached"),
-        "`grid_sample` than timm": ratio(BASELINE, "grid_sample"),
-    }
-    return race_table("speed/*", (*STEP, "dtype"), FASTER | other_modes)
-
-
 def model() -> str:
     """Steps of whole models."""
     columns = {
@@ -101,34 +92,6 @@ def model() -> str:
         "`matmul`": share(OURS),
     }
     return race_table("model/*", ("model", *STEP), columns)
-
-
-def exported() -> str:
-    """Exported programs in each runtime."""
-    columns = {
-        "timm's loop, ms": ms(BASELINE),
-        "timm's grid_sample": ms("timm-flag-bicubic"),
-        "exported, torch.export": ms("torch.export"),
-        "exported, AOTInductor": ms("AOTInductor"),
-        "exported, ONNX Runtime": ms("ONNX Runtime"),
-        "exported, OpenVINO": ms("OpenVINO"),
-    }
-    return race_table("exported", ("part", *STEP), columns)
-
-
-def compiled() -> str:
-    """What TorchInductor makes of training and inference, and how long it takes."""
-    lines = []
-    for (*what, contender), race in races("compiled", ("workload", "phase", "contender")).items():
-        row = race[contender]
-        line = [", ".join(what), f"`{contender}`"]
-        line += [row[key] for key in ("graphs", "breaks", "graphs after the first batch")]
-        line += [number(row["first steps, s"]), number(row["median_ms"])]
-        lines.append(line)
-    headings = ["workload, phase", "mode", "graphs", "breaks", "graphs after the first batch"]
-    headings += ["first steps, s", "a later step, ms"]
-    records = read("compiled")
-    return table(headings, lines, records, measure_again(records))
 
 
 def counts() -> str:
