@@ -72,7 +72,7 @@ def port_of(recording, model, pictures=None, mistake=None, start="patch_embeddin
         start = "picture"
     written = []
     for picture, right in zip(pictures, recording.stages):
-        made = port.made(start, picture, right, recording.order)
+        made = port.made(start, picture, right)
         before = {stage: right[stage] for stage in right if stage not in made}
         written.append({stage: {**before, **made}[stage] for stage in recording.order})
     return written

@@ -55,12 +55,3 @@ def test_what_mends_it_mends_it(mend, weights, photos, tmp_path, capsys):
         return
     # The processor itself was asked, not timm's transform twice: it rounds pixels otherwise.
     assert stages["pixels"]["share"] > 0
-    assert "pooled (end to end)" in stages
-
-
-@ran("matmul")
-def test_export_takes_the_same_weights(weights, tmp_path, capsys):
-    out = tmp_path / "model.pt2"
-    assert cli.main(["export", *MODEL, "--checkpoint", weights, "--out", str(out)]) == 0
-    assert RECOGNISED in capsys.readouterr().out
-    assert out.is_file()

@@ -3,10 +3,9 @@ and what cannot be compared is said. ``compare``'s own tests plant faults in the
 
 import json
 
+import numpy as np
 import pytest
 import timm
-import torch
-from PIL import Image
 
 from tests.support import tiny_recordings, tiny_siglip2
 from tests.support.running import ran
@@ -67,11 +66,9 @@ def compared(pictures):
 @ran("matmul", "grid_sample")
 def test_right_pipelines_part_nowhere_and_a_mode_that_does_not_antialias_is_named(model, compared):
     found = compared(model, ["matmul", "grid_sample"])
-    assert [row.stage for row in found["stock"].rows] == [*STAGES, "pooled (end to end)"]
+    assert [row.stage for row in found["stock"].rows] == STAGES
     assert [row.stage for row in found["matmul"].rows] == STAGES[2:]
     assert found["stock"].first is found["matmul"].first is None
-    assert found["stock"].rows[-1].limit == float("inf")  # nothing judges it
-    assert found["stock"].rows[-1].share > 0
     assert found["grid_sample"].first.stage == "position_embedding"
     assert "antialiasing" in found["grid_sample"].reason.words
 
@@ -121,39 +118,22 @@ def test_another_normalization_is_named_and_no_filter(name, model, compared, tmp
     assert found.reason.words == "mean and standard deviation are 0.5: pixels from -1 to 1"
 
 
-def test_mistakes_of_the_resize_are_made_with_the_processors_own_numbers(model, pictures, tmp_path):
-    imagenet = NORMALIZED_OTHERWISE["ImageNet"]
-    source = transformers_source(model, LENGTH, save_processor(tmp_path, **imagenet))
-    reference = against.make_recording(source, pictures, [""] * 4, {})
-    tried = [one for one in against.mistakes_of(2) if one.start == "picture"]
-    reference = against.with_mistakes(reference, model, pictures, tried)
-    other = transformers.Siglip2ImageProcessor(max_num_patches=LENGTH, resample=3, **imagenet)
-    inputs = transformers_pipeline(build_tower(model, {}), other).read(pictures)
-    ports = against.stages_of(inputs, {})
-    reason = tiny_recordings.compared(reference, ports).reason
-    assert reason.words.startswith("pictures resized by bicubic")
-
-
-def test_pictures_that_are_not_resized_are_refused(model, tmp_path):
-    with pytest.raises(ValueError, match=r"preprocessor_config.json has do_resize false: .* valid"):
-        transformers_source(model, LENGTH, save_processor(tmp_path, do_resize=False))
-
-
 def test_a_classifier_of_its_own_does_not_matter(model, compared):
     model.reset_classifier(3)
     found = compared(model)["stock"]
     assert found.first is None
-    assert found.rows[-2].stage == "pooled"
+    assert found.rows[-1].stage == "pooled"
 
 
 def test_transformers_own_code_is_measured_whatever_is_enabled(pictures):
     processor = transformers.Siglip2ImageProcessor(max_num_patches=LENGTH)
     pipeline = transformers_pipeline(tiny_siglip2.tower(), processor)
     inputs = pipeline.read(pictures)
-    expected = pipeline.tower(inputs)["position_embedding"]
+    expected = pipeline.tower(inputs)
     with enable(library="transformers"):
-        found = pipeline.tower(inputs)["position_embedding"]
-    assert torch.equal(found, expected)
+        found = pipeline.tower(inputs)
+    for stages, wanted in zip(found, expected):
+        assert np.array_equal(stages["position_embedding"], wanted["position_embedding"])
 
 
 def test_what_cannot_be_compared_is_said(model):
@@ -170,7 +150,7 @@ def test_what_cannot_be_compared_is_said(model):
 def test_settings_beside_the_weights_are_followed(model, tmp_path):
     tower = build_tower(model, {"hidden_act": "relu", "dtype": "bfloat16"})
     assert tower.config.hidden_act == "relu"
-    assert tower.dtype == torch.float32
+    assert str(tower.dtype) == "torch.float32"
     assert tower.config.num_attention_heads == 4
     made, notes = build_processor(model, 32, tmp_path)
     assert (made.resample, made.max_num_patches, notes) == (2, 32, [])
@@ -183,5 +163,3 @@ def test_settings_beside_the_weights_are_followed(model, tmp_path):
         "preprocessor_config.json says patch_size 14, but 16 is taken",
         f"preprocessor_config.json says max_num_patches 9, but {LENGTH} is taken",
     ]
-    picture = Image.new("RGB", (300, 300))
-    assert made(images=[picture], return_tensors="pt")["pixel_values"].shape == (1, LENGTH, 768)

@@ -30,10 +30,6 @@ def test_the_formula_is_pytorchs(n0, corners, mode, antialias):
     torch.testing.assert_close(tokens_of(convention, table, sizes), want, atol=1e-6, rtol=1e-6)
 
 
-def test_without_settings_it_is_pytorchs_antialiased_bicubic():
-    assert Convention() == Convention("bicubic", -0.5, antialias=True, outside="dropped")
-
-
 def test_no_two_conventions_give_the_same_result_or_have_the_same_words():
     table = random_table(0).double()
     results = torch.stack([tokens_of(convention, table, SIZES).flatten() for convention in ALL])
@@ -42,15 +38,6 @@ def test_no_two_conventions_give_the_same_result_or_have_the_same_words():
     words = {convention.words() for convention in ALL}
     assert len(words) == len(ALL)
     assert not any("None" in one for one in words)
-
-
-def test_differences_name_what_the_reference_does_instead():
-    port = Convention("bicubic", -0.75, antialias=False, outside="dropped")
-    assert port.differences(BILINEAR._replace(merge=2)) == (
-        "bicubic, coefficient -0.75 instead of bilinear; no antialiasing instead of antialiased; "
-        "taps outside dropped; not tokens in blocks of 2 x 2"
-    )
-    assert port.differences(port) == "the reference"
 
 
 @pytest.mark.parametrize(

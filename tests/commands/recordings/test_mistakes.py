@@ -6,11 +6,11 @@ The port is that of ``examples/`` with the wrong line, from the pictures or the 
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support import tiny_recordings
+from timm_naflex_fast.commands.measure.record import inputs_of
 from timm_naflex_fast.commands.recordings.format import Unusable, read_about
 from timm_naflex_fast.commands.recordings.mistakes import Mistake, mistakes_of, read_mistakes
 
@@ -63,12 +63,6 @@ def pictures():
     return tiny_recordings.smooth_pictures()
 
 
-def entry_of(reference, name):
-    """What recording.json says of a mistake."""
-    (found,) = [one for one in reference.about["mistakes"] if one["name"] == name]
-    return found
-
-
 def is_told(words, name):
     """Whether these are the words of a mistake, or of one that gives the same numbers."""
     same = {name}
@@ -93,9 +87,9 @@ def test_a_port_with_a_mistake_is_told_so(name, model, reference, pictures):
     ports = tiny_recordings.port_of(
         reference, model, pictures if is_read else None, MISTAKES[name], MISTAKES[name].start
     )
-    entry = entry_of(reference, name)
     found = tiny_recordings.compared(reference, ports)
-    assert found.first.stage == entry["stage"]
+    entries = {one["name"]: one for one in reference.about["mistakes"]}
+    assert found.first.stage == entries[name]["stage"]
     assert found.reason.known, found.reason.words
     assert is_told(found.reason.words, name)
     assert found.reason.pictures == found.first.parting
@@ -119,43 +113,13 @@ def test_a_list_that_cannot_be_read_names_the_line(text, line, tmp_path):
         read_mistakes(file)
 
 
-def test_without_padding_no_mistake_about_it_is_recorded(model):
-    tried = [MISTAKES["mean_of_padding_too"], MISTAKES["mean_pooled"]]
-    full = tiny_recordings.smooth_pictures([(160, 160)])
-    recording = tiny_recordings.recording_of(model, full, tried)
-    assert len(recording.stages[0]["pixels"]) == tiny_recordings.LENGTH
-    names = {one["name"] for one in recording.about["mistakes"]}
-    # The same then: the mean of all tokens.
-    assert names == {"mean_of_padding_too", "mean_pooled"}
-    first, second = recording.mistakes.values()
-    assert np.allclose(first, second, atol=1e-5)
-
-
-def test_a_tower_of_another_activation_has_mistakes_of_the_other_stages_alone(pictures):
-    model = tiny_recordings.tiny_model(depth=1)
-    model.blocks[0].mlp.act = torch.nn.ReLU()
-    tried = [MISTAKES[name] for name in ("no_patch_bias", "no_first_norm", "no_last_norm")]
-    recording = tiny_recordings.recording_of(model, pictures[:1], tried)
-    assert {(one["name"], one["stage"]) for one in recording.about["mistakes"]} == {
-        ("no_patch_bias", "patch_embedding"),
-        ("no_last_norm", "norm"),
-    }
-    assert "no_patch_bias/000.pooled" not in recording.mistakes
-
-
 # Ports without a mistake.
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_right_port_is_equal_in_its_precision(dtype, model, reference):
-    from timm_naflex_fast.commands.measure.pipelines import stages_of
-    from timm_naflex_fast.commands.measure.record import inputs_of
-
     tower = tiny_recordings.source_of(model).build(dtype).tower
-    inputs = inputs_of(reference.stages, tiny_recordings.LENGTH)
-    ports = stages_of(inputs, tower(inputs))
-    for port in ports:
-        del port["grid"], port["pixels"]
+    ports = tower(inputs_of(reference.stages, tiny_recordings.LENGTH))
     found = tiny_recordings.compared(reference, ports, str(dtype).removeprefix("torch."))
     assert found.first is None and found.reason is None
 
@@ -168,30 +132,14 @@ def test_of_several_mistakes_the_first_one_is_named(model, reference, pictures):
     assert (found.first.stage, found.reason.words) == ("pixels", tried[0].words)
 
 
-def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(pictures):
-    mistake = MISTAKES["pooling_eps_1e-5"]
-    model = tiny_recordings.tiny_model(depth=1)
-    for parameter in model.attn_pool.proj.parameters():
-        parameter.data *= 1e-3
-    recording = tiny_recordings.recording_of(model, pictures[:1], [mistake])
-    ports = tiny_recordings.port_of(recording, model, None, mistake, "pooled")
-    found = tiny_recordings.compared(recording, ports)
-    assert (found.first.stage, found.reason.words) == ("pooled", mistake.words)
-
-
 def test_padding_that_timm_does_not_mask_is_told(model, reference):
     """The port in NumPy takes one picture at a time: here timm itself makes the mistake."""
-    from timm_naflex_fast.commands.measure.pipelines import stages_of
-    from timm_naflex_fast.commands.measure.record import inputs_of
-
-    inputs = inputs_of(reference.stages, tiny_recordings.LENGTH)
     for block in model.blocks:
         masked = block.attn.forward
         block.attn.forward = lambda x, run=masked, **_: run(x)
     try:
-        ports = stages_of(
-            inputs, tiny_recordings.source_of(model).build(torch.float32).tower(inputs)
-        )
+        tower = tiny_recordings.source_of(model).build(torch.float32).tower
+        ports = tower(inputs_of(reference.stages, tiny_recordings.LENGTH))
     finally:
         for block in model.blocks:
             del block.attn.forward

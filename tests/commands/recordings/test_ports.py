@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from timm_naflex_fast.commands.recordings.compare import compare_folders
-from timm_naflex_fast.commands.recordings.format import read_about
 
 ROOT = Path(__file__).parents[3]
 KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
@@ -51,46 +48,13 @@ def test_from_the_pictures_the_port_in_numpy_is_right_at_every_stage(tmp_path):
     assert max(row.share for row in found.rows if row.stage == "pixels") <= 1  # grey level
 
 
-def test_the_port_in_numpy_says_in_a_line_that_there_are_no_weights(tmp_path):
-    weights = tmp_path / "weights.safetensors"
-    command = [sys.executable, NUMPY, KIT, tmp_path / "port", "--weights", weights]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (2, f"{weights} is not there\n")
-    assert not (tmp_path / "port").exists()
-
-
-@pytest.mark.parametrize("port", [IN_NUMPY, IN_JAVASCRIPT])
-def test_a_port_reads_weights_in_bfloat16_and_under_the_names_of_a_whole_model(port, tmp_path):
-    plain, whole = {}, {"text_model.head.bias": torch.zeros(3)}
-    for name, one in load_file(WEIGHTS).items():
-        whole[f"vision_model.{name}"] = one.bfloat16()
-        plain[name] = one.bfloat16().float()
-    written = []
-    for weights in (plain, whole):
-        save_file(weights, tmp_path / "weights.safetensors")
-        run(port, tmp_path / "port", tmp_path / "weights.safetensors")
-        written.append((tmp_path / "port" / "stages.safetensors").read_bytes())
-    assert written[0] == written[1]
-
-
-# A line of the port, what stands there instead, and the mistake's name in recording.json.
-BROKEN = [
-    ("const EPS = 1e-6", "const EPS = 1e-5", "eps_1e-5"),
-    ("const scale = 1 / Math.sqrt(headSize)", "const scale = 1", "no_scale"),
-    ('x = layerNorm(x, weights, "post_layernorm");', "", "no_last_norm"),
-]
-
-
 @needs_node
-@pytest.mark.parametrize(("right", "wrong", "mistake"), BROKEN)
-def test_a_broken_line_is_found_at_its_stage_with_its_reason(right, wrong, mistake, tmp_path):
+def test_a_broken_line_is_found_at_its_stage_with_its_reason(tmp_path):
     """``test_mistakes.py`` asks every mistake of the port in NumPy."""
     source = JAVASCRIPT.read_text(encoding="utf-8")
-    assert source.count(right) == 1
     copy = tmp_path / JAVASCRIPT.name
-    copy.write_text(source.replace(right, wrong), encoding="utf-8")
-    (known,) = [one for one in read_about(KIT)["mistakes"] if one["name"] == mistake]
-
+    copy.write_text(source.replace("const EPS = 1e-6", "const EPS = 1e-5"), encoding="utf-8")
     run(copy, tmp_path / "port")
     found = compare_folders(KIT, tmp_path / "port")
-    assert (found.first.stage, found.reason.words) == (known["stage"], known["words"])
+    assert found.first.stage == "block_0"
+    assert found.reason.words == "LayerNorm's eps is 1e-5, not 1e-6"

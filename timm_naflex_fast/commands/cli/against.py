@@ -60,9 +60,14 @@ def check(options: argparse.Namespace) -> None:
         return
     if options.dtype != "float32":
         raise ValueError("--against compares in float32; leave --dtype out")
+    check_installed("--against transformers")
+
+
+def check_installed(option: str) -> None:
+    """Raise ``RuntimeError`` unless the packages are there that an option needs."""
     for package in ("transformers", "torchvision"):
         if find_spec(package) is None:
-            raise RuntimeError(f"--against transformers needs {package}: pip install {package}")
+            raise RuntimeError(f"{option} needs {package}: pip install {package}")
 
 
 def compare(

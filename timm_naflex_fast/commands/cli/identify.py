@@ -55,6 +55,8 @@ def identify(options: argparse.Namespace) -> int:
         ValueError: files of another kind, or without one of the arrays; what cannot be compared.
         OSError: a file cannot be read.
     """
+    from ..recordings.format import read_arrays
+
     arrays: dict[str, Any] = {}
     for file in options.files:
         arrays.update(read_arrays(Path(file)))
@@ -70,37 +72,8 @@ def identify(options: argparse.Namespace) -> int:
     from ..recordings.identify import verdict
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
-    try:
-        result, table, sizes = (torch.as_tensor(arrays[name]) for name in NEEDED)
-    except TypeError as problem:
-        raise ValueError(f"{', '.join(NEEDED)} must hold numbers: {problem}") from problem
+    result, table, sizes = (torch.tensor(arrays[name]) for name in NEEDED)
     reference = Convention(**FAMILIES[options.family])
     is_equal, lines = verdict(reference, table, sizes, result, options.precision)
     print("\n".join(lines))
     return int(not is_equal)
-
-
-def read_arrays(file: Path) -> dict[str, Any]:
-    """A file's arrays by name; a .npy file's has the file's name.
-
-    Raises:
-        ValueError: another kind of file, or one that is damaged.
-        OSError: the file cannot be read.
-    """
-    import numpy as np
-
-    from ..recordings.format import read_npy, read_safetensors
-
-    match file.suffix.lower():
-        case ".safetensors":
-            return dict(read_safetensors(file))
-        case ".npy":
-            return {file.stem: np.array(read_npy(file))}
-        case ".npz":
-            try:
-                return dict(np.load(file))
-            except OSError:
-                raise
-            except Exception as problem:  # zipfile and NumPy have errors of their own
-                raise ValueError(f"{file}: {problem}") from problem
-    raise ValueError(f"{file} must end with .safetensors, .npz or .npy")

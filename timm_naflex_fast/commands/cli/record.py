@@ -2,7 +2,6 @@
 
 import argparse
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint, load_model
 from ..measure.output import positive, progress, provenance
 from ..measure.weight_files import find_weights
-from .against import FILTERS
+from .against import FILTERS, check_installed
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
@@ -144,34 +143,25 @@ def check(options: argparse.Namespace, out: Path) -> None:
         return
     if options.mode != BASELINE or options.interpolation:
         raise ValueError("--mode and --interpolation go with --library timm")
-    for package in ("transformers", "torchvision"):
-        if find_spec(package) is None:
-            raise RuntimeError(f"--library transformers needs {package}: pip install {package}")
+    check_installed("--library transformers")
 
 
 def check_model(options: argparse.Namespace, model: Any) -> None:
     """Refuse a model of which there is no recording.
 
     Raises:
-        ValueError: it has other tokens than those of patches, no position table, or fewer blocks;
-            or its pixels do not go from -1 to 1.
+        ValueError: its pixels do not go from -1 to 1, it has other tokens than those of patches, or no
+            position table.
     """
     from timm.data import resolve_data_config
 
     config = resolve_data_config({}, model=model)
-    if {*config["mean"], *config["std"]} != {0.5}:
+    is_half = {*config["mean"], *config["std"]} == {0.5}
+    if not is_half or model.num_prefix_tokens or model.embeds.pos_embed is None:
         raise ValueError(
-            f"{options.model} takes pixels of mean {config['mean']} and deviation {config['std']}; a "
-            "recording holds pixels from -1 to 1: all 0.5, as SigLIP-2's"
-        )
-    if model.num_prefix_tokens:
-        raise ValueError(
-            f"{options.model} has {model.num_prefix_tokens} class and register tokens, and a "
-            "recording is of patches alone; valid: models without them, as SigLIP-2's are"
-        )
-    if model.embeds.pos_embed is None:
-        raise ValueError(
-            f"{options.model} has no position table (H, W, C); valid: pos_embed=learned"
+            f"{options.model} is of another design than SigLIP-2's; valid: pixels from -1 to 1 (mean "
+            f"and deviation all 0.5), tokens of patches alone (it has {model.num_prefix_tokens} "
+            "others), pos_embed=learned"
         )
 
 

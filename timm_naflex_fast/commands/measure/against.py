@@ -6,14 +6,13 @@ mode is a port.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 from ...names import STRATEGY_NAMES
 from ..recordings.compare import Comparison, compare_recordings
 from ..recordings.format import Recording, Stages
 from ..recordings.mistakes import mistakes_of
 from .contenders import BASELINE
-from .pipelines import Pictures, Pipeline, Source, stages_of, timm_pipeline
+from .pipelines import Pictures, Pipeline, Source, timm_pipeline
 from .record import inputs_of, make_recording, with_mistakes
 
 READ = ("grid", "pixels")  # the stages that a pipeline makes of the picture itself
@@ -60,25 +59,22 @@ def against_transformers(
 
 
 def compared(pipeline: Pipeline, reference: Recording, pictures: Pictures) -> Comparison:
-    """Compare timm's tower from the reference's pixels; before it what timm reads of ``pictures``.
-
-    And behind it the last stage from these. Nothing judges that: a rounded pixel moves what follows.
-    """
+    """Compare timm's tower from the reference's pixels, and before it what timm reads of ``pictures``."""
     inputs = inputs_of(reference.stages, reference.about["max_patches"])
-    made = stages_of(inputs, pipeline.tower(inputs))
-    tower = compare_recordings(reference, [without_read(stages) for stages in made])
-    tower = replace(tower, not_written=[])
+    made = pipeline.tower(inputs)
+    tower = compare_recordings(reference, [chosen(one, read=False) for one in made])
     if not pictures:
-        return tower
-    read = pipeline.read(pictures)
-    own = compare_recordings(reference, stages_of(read, pipeline.tower(read)))
-    first = [row for row in own.rows if row.stage in READ]
-    last = own.rows[-1]
-    last = replace(last, stage=f"{last.stage} (end to end)", limit=inf, parting=())
-    reason = own.reason if any(row.parting for row in first) else tower.reason
-    return replace(tower, rows=[*first, *tower.rows, last], reason=reason)
+        return replace(tower, not_written=[])
+    made = pipeline.tower(pipeline.read(pictures))
+    read = compare_recordings(reference, [chosen(one, read=True) for one in made])
+    return replace(
+        tower,
+        rows=[*read.rows, *tower.rows],
+        reason=read.reason or tower.reason,
+        not_written=[],
+    )
 
 
-def without_read(stages: Stages) -> Stages:
-    """The stages that a tower computes."""
-    return {stage: stages[stage] for stage in stages if stage not in READ}
+def chosen(stages: Stages, read: bool) -> Stages:
+    """The stages that a pipeline makes of the picture itself, or those that its tower computes."""
+    return {stage: stages[stage] for stage in stages if (stage in READ) == read}

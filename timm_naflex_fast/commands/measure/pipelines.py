@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ PROCESSOR = "preprocessor_config.json"
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
 
 Pictures = Sequence[Any]  # PIL images in RGB
-Outputs = Mapping[str, Tensor]  # by stage: tokens (B, N, C), and "pooled" (B, D)
 
 
 class Inputs(NamedTuple):
@@ -41,10 +41,10 @@ class Inputs(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """From pictures to what a tower takes, and from that to what each stage gives."""
+    """From pictures to what a tower takes, and from that to all stages of each picture."""
 
     read: Callable[[Pictures], Inputs]
-    tower: Callable[[Inputs], Outputs]
+    tower: Callable[[Inputs], list[Stages]]
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,14 @@ def timm_pipeline(
 
     modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.norm, model.attn_pool)
 
-    def tower(inputs: Inputs) -> Outputs:
+    def tower(inputs: Inputs) -> list[Stages]:
         coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
         pixels = inputs.pixels.to(model.embeds.proj.weight.dtype)
         if not is_channels_last:
             pixels = channels_first(pixels)
         batch = {"patches": pixels, "patch_coord": coord, "patch_valid": inputs.valid}
-        with use(contender, model), recorded(modules) as found, torch.inference_mode():
-            model(batch)
-        return found
+        with use(contender, model):
+            return stages_of(inputs, modules, partial(model, batch))
 
     return Pipeline(read, tower)
 
@@ -197,15 +196,14 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
         valid = batch["pixel_attention_mask"].bool()
         return Inputs(batch["spatial_shapes"], batch["pixel_values"], valid)
 
-    def tower(inputs: Inputs) -> Outputs:
-        stock = enable("stock", library=LIBRARY)
-        with stock, recorded(modules) as found, torch.inference_mode():
-            model(
-                pixel_values=inputs.pixels.to(embeddings.patch_embedding.weight.dtype),
-                pixel_attention_mask=inputs.valid.long(),
-                spatial_shapes=inputs.grid,
-            )
-        return found
+    def tower(inputs: Inputs) -> list[Stages]:
+        batch = {
+            "pixel_values": inputs.pixels.to(embeddings.patch_embedding.weight.dtype),
+            "pixel_attention_mask": inputs.valid.long(),
+            "spatial_shapes": inputs.grid,
+        }
+        with enable("stock", library=LIBRARY):
+            return stages_of(inputs, modules, partial(model, **batch))
 
     return Pipeline(read, tower)
 
@@ -214,26 +212,37 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
 def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
     """What each of these modules gives inside, under its stage's name."""
     found: dict[str, Tensor] = {}
+
+    def keep(stage: str, _: Any, __: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        found[stage] = tensor.clone()  # what follows may write into it
+
     with ExitStack() as hooks:
         for stage, module in modules.items():
-
-            def keep(_: Any, __: Any, output: Any, stage: str = stage) -> None:
-                tensor = output[0] if isinstance(output, tuple) else output
-                found[stage] = tensor.clone()  # what follows may write into it
-
-            hooks.enter_context(module.register_forward_hook(keep))
+            hook = module.register_forward_hook(partial(keep, stage))
+            hooks.enter_context(hook)
         yield found
 
 
-def stages_of(inputs: Inputs, outputs: Outputs) -> list[Stages]:
-    """The stages of each picture of a batch, without padding, as NumPy arrays in float32."""
+def stages_of(
+    inputs: Inputs, modules: Mapping[str, nn.Module], run: Callable[[], Any]
+) -> list[Stages]:
+    """The stages of each picture of a batch, without padding, as NumPy arrays in float32.
+
+    Args:
+        inputs: the batch.
+        modules: each gives the stage of this name: tokens (B, N, C), or "pooled" (B, D).
+        run: calls the model of which they are.
+    """
+    with recorded(modules) as found, torch.inference_mode():
+        run()
     pictures: list[Stages] = []
-    for number, (h, w) in enumerate(inputs.grid.tolist()):
-        stages: Stages = {"grid": np.array([h, w], np.int32)}
-        for stage, tensor in {"pixels": inputs.pixels, **outputs}.items():
+    for number, grid in enumerate(inputs.grid):
+        stages: Stages = {"grid": grid.int().numpy()}
+        for stage, tensor in {"pixels": inputs.pixels, **found}.items():
             one = tensor[number].float().cpu()
             if stage != "pooled":
-                one = one[: h * w]  # (N, C) -> (h * w, C)
+                one = one[: grid.prod()]  # (N, C) -> (h * w, C)
             stages[stage] = one.numpy()
         pictures.append(stages)
     return pictures

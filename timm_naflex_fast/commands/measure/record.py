@@ -22,7 +22,7 @@ from ..recordings.format import (
 )
 from ..recordings.mistakes import Mistake, known_mistakes
 from ..recordings.rule import Stage
-from .pipelines import Inputs, Pictures, Source, siglip2_weights, stages_of
+from .pipelines import Inputs, Pictures, Source, siglip2_weights
 
 # Times what was moved: another port rounds at other places.
 ROOM = {"float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
@@ -47,7 +47,7 @@ def make_recording(
     stages: list[Stages] = []
     for start in range(0, len(pictures), BATCH):
         inputs = pipeline.read(pictures[start : start + BATCH])
-        stages += stages_of(inputs, pipeline.tower(inputs))
+        stages += pipeline.tower(inputs)
     described = []
     for name, picture, own in zip(names, pictures, stages):
         size = [picture.height, picture.width]
@@ -107,28 +107,27 @@ def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[s
     """
     inputs = inputs_of(stages, source.max_patches)
     pipeline = source.build(torch.float32)
-    right = stages_of(inputs, pipeline.tower(inputs))
-    found = {}
+    right = pipeline.tower(inputs)
+    made = {}
     for precision, dtype in HALF_TYPES.items():
-        half = inputs._replace(pixels=inputs.pixels.to(dtype).float())
-        found[precision] = stages_of(half, source.build(dtype).tower(half))
+        half = inputs.pixels.to(dtype).float()
+        made[precision] = source.build(dtype).tower(inputs._replace(pixels=half))
     # Rounding to whole grey levels moves a pixel by one level.
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
     level = torch.tensor(Stage("pixels", [right[0]["pixels"]], {}, source.std, {}).sizes)
-    noisy = inputs._replace(pixels=(inputs.pixels + levels * level).float())
-    found[OWN_PIXELS] = stages_of(noisy, pipeline.tower(noisy))
+    noisy = (inputs.pixels + levels * level).float()
+    made[OWN_PIXELS] = pipeline.tower(inputs._replace(pixels=noisy))
 
     limits: dict[str, dict[str, Any]] = {}
     for stage in right[0]:
         own = {"float32": float32_limits(stage)}
-        for name, made in found.items():
-            own[name] = wider(stage, made, right, source.std, ROOM[name])
+        for name, moved in made.items():
+            own[name] = wider(stage, moved, right, source.std, ROOM[name])
+        own["tf32"] = {measure: 2 * limit for measure, limit in own["float16"].items()}
         if stage in ("grid", "pixels"):
             own["tf32"] = own["float32"]
             del own[OWN_PIXELS]  # which are the pixels themselves
-        else:
-            own["tf32"] = {measure: 2 * limit for measure, limit in own["float16"].items()}
         limits[stage] = own
     return limits
 
@@ -153,5 +152,5 @@ def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
     grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
     valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
     pixels = torch.zeros(*valid.shape, stages[0]["pixels"].shape[1])  # (B, N, p * p * 3)
-    pixels[valid] = torch.tensor(np.concatenate([own["pixels"] for own in stages]))
+    pixels[valid] = torch.tensor(np.concatenate([own["pixels"] for own in stages])).float()
     return Inputs(grid, pixels, valid)

@@ -1,7 +1,7 @@
 """Where does a port part from a recording, and why? Only NumPy is needed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from .format import PRECISIONS, Recording, Stages, read_port, read_recording
@@ -68,19 +68,16 @@ def compare_recordings(
     """Compare the stages that a port made of each picture with a recording."""
     stages = stages_at(precision, reference, port)
     rows = [stage.row() for stage in stages]
+    reason = None
+    if any(row.parting for row in rows):
+        # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
+        # made. Not "greater than": NaN is beyond every limit.
+        is_beyond = [not row.share <= NEARLY * row.limit for row in rows]
+        place = is_beyond.index(True)
+        if not rows[place].parting:
+            rows[place] = stages[place].row(NEARLY)
+        reason = reason_of(stages[place:], rows[place].parting, reference, port, precision)
     written = {name for own in port for name in own}
     not_written = [name for name in reference.order if name not in written]
     missing = [picture for picture, own in enumerate(port) if written - set(own)]
-    found = Comparison(rows, None, precision, missing, not_written)
-    if found.first is None:
-        return found
-    # A fault may grow from stage to stage, and go beyond a limit after the stage where it is made.
-    # Not "greater than": NaN is beyond every limit.
-    is_beyond = [not row.share <= NEARLY * row.limit for row in rows]
-    place = is_beyond.index(True)
-    if not rows[place].parting:
-        limits = {measure: NEARLY * limit for measure, limit in stages[place].limits.items()}
-        stages[place] = replace(stages[place], limits=limits)
-        rows[place] = stages[place].row()
-    reason = reason_of(stages[place:], rows[place].parting, reference, port, precision)
-    return replace(found, reason=reason)
+    return Comparison(rows, reason, precision, missing, not_written)

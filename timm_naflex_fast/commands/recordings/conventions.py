@@ -37,12 +37,15 @@ BORDERS = {
     (True, "border"): "taps outside moved to the border",
     (True, "zeros"): "taps outside zero",
 }
+SMOOTHING = {True: "antialiased", False: "no antialiasing"}
+CUT = {False: "", True: "resized to a square and cut"}
 TRANSPOSED = {
     None: "",
     "order": "tokens column by column",
     "size": "sizes read as (w, h)",
     "table": "the table transposed",
 }
+BLOCKS = {1: ""} | {side: f"tokens in blocks of {side} x {side}" for side in (2, 3, 4)}
 
 
 class Convention(NamedTuple):
@@ -88,18 +91,15 @@ class Convention(NamedTuple):
         kernel = self.mode
         if self.cubic_coefficient is not None:
             kernel += f", coefficient {self.cubic_coefficient}"
-        cut = blocks = ""
-        if self.ar_preserving:
-            cut = "resized to a square and cut"
-        if self.merge > 1:
-            blocks = f"tokens in blocks of {self.merge} x {self.merge}"
-        smoothing = "no antialiasing"
-        if self.antialias:
-            smoothing = "antialiased"
-        border = BORDERS[self.antialias, self.outside]
-        positions = POSITIONS[self.align_corners, self.positions]
-        transposed = TRANSPOSED[self.transposed]
-        return [kernel, smoothing, border, positions, cut, transposed, blocks]
+        return [
+            kernel,
+            SMOOTHING[self.antialias],
+            BORDERS[self.antialias, self.outside],
+            POSITIONS[self.align_corners, self.positions],
+            CUT[self.ar_preserving],
+            TRANSPOSED[self.transposed],
+            BLOCKS[self.merge],
+        ]
 
     def words(self) -> str:
         """The convention in words.
@@ -107,12 +107,8 @@ class Convention(NamedTuple):
         >>> Convention("bicubic", -0.75, antialias=False, outside="dropped").words()
         'bicubic, coefficient -0.75, no antialiasing, taps outside dropped'
         """
-        plain = POSITIONS[False, "half_pixel"]
-        said = []
-        for aspect in self.aspects():
-            if aspect not in ("", plain):
-                said.append(aspect)
-        return ", ".join(said)
+        unsaid = ("", POSITIONS[False, "half_pixel"])
+        return ", ".join(aspect for aspect in self.aspects() if aspect not in unsaid)
 
     def differences(self, reference: "Convention") -> str:
         """What it says in other words than the reference does, or "the reference".
@@ -130,9 +126,7 @@ class Convention(NamedTuple):
                 differences.append(own)
             else:
                 differences.append(f"{own} instead of {expected}")
-        if not differences:
-            return "the reference"
-        return "; ".join(differences)
+        return "; ".join(differences) or "the reference"
 
     def tokens(self, table: Array, sizes: FrameSizes) -> Array:
         """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
@@ -140,14 +134,12 @@ class Convention(NamedTuple):
             table = table.transpose(1, 0, 2)
         packed = []
         for frames, h, w in sizes:
-            height = h
-            width = w
+            resized = (h, w)
             if self.ar_preserving:
-                height = width = max(h, w)
-            rows = self.matrix(height, table.shape[0])[:h]  # (h, H0)
-            columns = self.matrix(width, table.shape[1])[:w]  # (w, W0)
-            halfway = np.tensordot(rows, table, 1)  # (h, W0, C)
-            grid = columns @ halfway  # (h, w, C)
+                resized = (max(h, w), max(h, w))
+            rows = self.matrix(resized[0], table.shape[0])[:h]  # (h, H0)
+            columns = self.matrix(resized[1], table.shape[1])[:w]  # (w, W0)
+            grid = columns @ np.tensordot(rows, table, 1)  # (h, w, C)
             if self.transposed in ("size", "order"):
                 grid = grid.transpose(1, 0, 2)
             high, wide, channels = grid.shape
@@ -156,8 +148,7 @@ class Convention(NamedTuple):
             cells = grid.reshape(high // side, side, wide // side, side, channels)
             blocks = cells.transpose(0, 2, 1, 3, 4)
             one = blocks.reshape(-1, channels)  # (h * w, C)
-            all_frames = np.tile(one, (frames, 1))  # (t * h * w, C)
-            packed.append(all_frames)
+            packed.append(np.tile(one, (frames, 1)))  # (t * h * w, C)
         return np.concatenate(packed)
 
 
@@ -232,9 +223,8 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
     Those that share the matrices of their axes follow one another, so each is made once.
     """
     merges = []
-    for merge in (1, 2, 3, 4):
-        is_multiple = [h % merge == w % merge == 0 for _, h, w in sizes]
-        if all(is_multiple):
+    for merge in BLOCKS:
+        if all(h % merge == w % merge == 0 for _, h, w in sizes):
             merges.append(merge)
     for position, border, kernel in product(POSITIONS, BORDERS, KERNELS):
         axis = Convention(*kernel, *border, *position)
@@ -250,8 +240,6 @@ def _is_another_name(axis: Convention) -> bool:
         return axis.antialias or axis.outside != "border"
     if axis.mode == "bicubic" or axis.antialias:
         return False
-    # With bilinear weights "dropped" gives what "border" gives.
-    if axis.outside == "dropped":
-        return True
-    # With aligned corners nothing lies outside.
-    return axis.align_corners and axis.outside == "zeros"
+    # Bilinear weights alone: "dropped" gives what "border" gives, and with aligned corners nothing
+    # lies outside.
+    return axis.outside == "dropped" or (axis.align_corners and axis.outside == "zeros")

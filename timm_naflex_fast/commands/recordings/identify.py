@@ -2,7 +2,7 @@
 position table? All of them are tried, the best comes first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ BEST = 10
 POSITIONS_IN_FLOAT32 = 2.0**-21
 """What float32 may move a token or channel by, for each cell of the table's longer side: positions
 there are as large as the side, and each weight follows its position."""
-STEPS = {"tf32": 2**-10, "float16": 2**-10, "bfloat16": 2**-7}
 ROUNDED_STEPS = 4
 """What a lower precision may move a token or channel by, in its steps at 1. Ports that round table,
 weights, products and sums come up to half of it."""
+STEPS = {"tf32": 2**-10, "float16": 2**-10, "bfloat16": 2**-7}
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
 SHOWN = 3
@@ -60,11 +60,8 @@ def identify_resampling(
     ('bilinear', True, True)
     """
     cells, sizes, tokens = checked(table, size, result)
-    ranking = []
-    for error, convention in ranked(cells, sizes, tokens):
-        settings = convention._asdict()
-        ranking.append((error, settings))
-    return ranking
+    ranking = ranked(cells, sizes, tokens, largest_difference)
+    return [(error, convention._asdict()) for error, convention in ranking]
 
 
 def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes, Array]:
@@ -78,98 +75,89 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
         ValueError: as ``identify_resampling``.
     """
     cells = _float64("table", table)
-    if cells.ndim == 4 and len(cells) == 1:
-        cells = cells[0]
-    if cells.ndim != 3:
-        raise ValueError(
-            f"table must be (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}, so reshape it"
-        )
-    is_first = cells == cells[:1, :1]
-    if is_first.all():
-        raise ValueError(f"table must differ from cell to cell; got {cells.shape} with equal cells")
+    tokens = _float64("result", result)
     rows = torch.as_tensor(size)
     sizes = sizes_on_host(torch.atleast_2d(rows))
+    counts = [t * h * w for t, h, w in sizes]
+    if cells.ndim == 4 and len(cells) == 1:
+        cells = cells[0]
+    if tokens.ndim == 3 and len(tokens) == len(sizes):
+        # It may be padded: each image's own tokens come first.
+        images = [image[:count] for image, count in zip(tokens, counts)]
+        tokens = np.concatenate(images)
+    if tokens.ndim > 2:
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+    if cells.ndim != 3 or tokens.shape != (sum(counts), cells.shape[2]):
+        raise ValueError(
+            f"table must be (H0, W0, C) and result ({sum(counts)}, C), channels last; got "
+            f"{tuple(table.shape)} and {tuple(result.shape)}"
+        )
     own_size = cells.shape[:2]
-    is_own = [(h, w) == own_size for _, h, w in sizes]
-    if all(is_own):
-        raise ValueError("size must differ from the table's own, at which nothing is resampled")
-    numbers = _float64("result", result)
-    tokens = _packed(numbers, sizes, cells.shape)
-    if not tokens.any():
-        raise ValueError("result must not be zero everywhere")
+    is_resampled = any((h, w) != own_size for _, h, w in sizes)
+    has_edges = np.ptp(cells, (0, 1)).any()
+    if not (is_resampled and has_edges and tokens.any()):
+        raise ValueError(
+            "nothing can be told of a table that is the same in every cell, sizes that are all the "
+            "table's own, or a result of zeros"
+        )
     return cells, sizes, tokens
 
 
 def _float64(name: str, tensor: Tensor) -> Array:
     """The tensor's numbers in float64, on the host."""
-    is_right = isinstance(tensor, Tensor) and tensor.is_floating_point()
-    if is_right:
-        is_finite = tensor.isfinite()
-        is_right = bool(is_finite.all())
-    if not is_right:
-        raise ValueError(f"{name} must be a tensor of finite floating point numbers")
-    on_host = tensor.detach().cpu()
-    return on_host.double().numpy()
+    if isinstance(tensor, Tensor) and tensor.is_floating_point():
+        numbers = tensor.detach().cpu().double().numpy()
+        if np.isfinite(numbers).all():
+            return numbers
+    raise ValueError(f"{name} must be a tensor of finite floating point numbers")
 
 
-def _packed(result: Array, sizes: FrameSizes, table_shape: tuple[int, ...]) -> Array:
-    """The tokens of all images without padding, (sum of t*h*w, C)."""
-    shape = result.shape
-    channels = table_shape[-1]
-    counts = [t * h * w for t, h, w in sizes]
-    total = sum(counts)
-    needed = f"result must have {total} tokens of {channels} channels, shape (tokens, C)"
-    if result.ndim > 1 and shape[-1] != channels:
-        if channels in shape:
-            raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
-        if shape[-1] == table_shape[0]:
-            raise ValueError(
-                f"table must be (H0, W0, C); got {table_shape}, which is transposed if {shape[-1]} "
-                f"is the number of channels, as in result {shape}"
-            )
-    if result.ndim == 3 and len(result) == len(sizes):
-        # It may be padded: each image's own tokens come first.
-        images = []
-        for image, count in zip(result, counts):
-            images.append(image[:count])
-        result = np.concatenate(images)
-    if result.size != total * channels:
-        raise ValueError(f"{needed}; got {shape}")
-    return result.reshape(-1, channels)
-
-
-def ranked(table: Array, sizes: FrameSizes, result: Array) -> list[tuple[float, Convention]]:
+def ranked(
+    table: Array, sizes: FrameSizes, tokens: Array, error_of: Callable[[Array, Array], float]
+) -> list[tuple[float, Convention]]:
     """Every convention that the sizes allow, with its error, the smallest first.
 
-    Arguments as ``checked`` returns them. All channels are compared of the best conventions, of the
-    others those that differ most from cell to cell.
-    """
-    magnitudes = np.abs(result)
-    largest = float(magnitudes.max())
-    # The channels that differ most from cell to cell come last.
-    spread = table.std((0, 1))  # (C,)
-    order = np.argsort(spread)
-    channels = order[-SOME_CHANNELS:]
+    Of the best ones it is that of all channels, of the others that of those that differ most from
+    cell to cell.
 
-    def by_error(
-        tried: Iterable[Convention], table: Array, result: Array
-    ) -> list[tuple[float, Convention]]:
+    Args:
+        table: with sizes and tokens as ``checked`` returns them.
+        sizes: see table.
+        tokens: see table.
+        error_of: how far tokens are from those of a convention.
+    """
+
+    def by_error(tried: Iterable[Convention], channels: Any) -> list[tuple[float, Convention]]:
         found = []
         for convention in tried:
-            wanted = convention.tokens(table, sizes)
-            off = np.abs(result - wanted)
-            error = float(off.max()) / largest
-            found.append((error, convention))
+            wanted = convention.tokens(table[..., channels], sizes)
+            found.append((error_of(wanted, tokens[:, channels]), convention))
         # Those with the same error stay in the order in which they come.
         return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
-    few_of_table = table[..., channels]  # (H0, W0, some C)
-    few_of_result = result[:, channels]  # (sum of t*h*w, some C)
-    some = by_error(conventions(sizes), few_of_table, few_of_result)
+    spread = table.std((0, 1))  # (C,)
+    some = by_error(conventions(sizes), np.argsort(spread)[-SOME_CHANNELS:])
     best = [convention for _, convention in some[:BEST]]
-    best_ones = by_error(best, table, result)
-    others = some[BEST:]
-    return best_ones + others
+    return by_error(best, slice(None)) + some[BEST:]
+
+
+def largest_difference(wanted: Array, tokens: Array) -> float:
+    """Relative to the largest absolute value of the tokens."""
+    off = np.abs(tokens - wanted)
+    return float(off.max() / np.abs(tokens).max())
+
+
+def distance(wanted: Array, tokens: Array) -> float:
+    """How far the worst token or channel is, as a share of it."""
+    stage = Stage("position_embedding", [wanted], {0: tokens}, [], {})
+    return max(stage.shares(0, wanted).values())
+
+
+def limit_of(precision: str, table: Array) -> float:
+    """What a precision may move a token or channel by, as a share of it; table (H0, W0, C)."""
+    if precision in STEPS:
+        return ROUNDED_STEPS * STEPS[precision]
+    return POSITIONS_IN_FLOAT32 * max(table.shape[:2])
 
 
 def verdict(
@@ -191,76 +179,31 @@ def verdict(
         ValueError: as ``identify_resampling``; sizes that the reference does not allow.
     """
     cells, sizes, tokens = checked(table, size, result)
-    ranking = ranked(cells, sizes, tokens)
-    tried = [convention for _, convention in ranking]
-    if reference not in tried:
+    ranking = ranked(cells, sizes, tokens, distance)
+    if reference not in [convention for _, convention in ranking]:
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
-    error = distance(reference, cells, sizes, tokens)
-    nearest = by_distance(tried[:BEST], cells, sizes, tokens)
-    smallest, _ = nearest[0]
-
-    limits = {name: limit_of(name, cells) for name in PRECISIONS}
-    limit = limits[precision]
-    is_rounding = error <= limit
-    is_near = smallest + EXACT >= MUCH_NEARER * error
-    is_equal = is_rounding and is_near
-    first = _conclusion(is_equal, smallest <= limit, precision)
-    figures = f"reference {100 * error:.3g} %, limit {100 * limit:.3g} %"
-    lines = [f"{first} ({figures}). The nearest:"]
-    for off, convention in nearest[:SHOWN]:
-        differences = convention.differences(reference)
-        lines.append(f"{100 * off:10.3g} %  {differences}")
-    lines += _wider_precision(smallest, limit, limits)
-    as_near = [MUCH_NEARER * other <= smallest + EXACT for other, _ in nearest]
-    count = sum(as_near)
+    error = distance(reference.tokens(cells, sizes), tokens)
+    smallest, _ = ranking[0]
+    limit = limit_of(precision, cells)
+    is_equal = error <= limit and smallest + EXACT >= MUCH_NEARER * error
+    if is_equal:
+        first = "equal to the reference, within"
+    elif smallest <= limit:
+        first = "different from the reference; the port follows another, within"
+    else:
+        first = "none of the known ones: the nearest is not within"
+    lines = [
+        f"{first} the rounding of {precision} (reference {100 * error:.3g} %, "
+        f"limit {100 * limit:.3g} %). The nearest:"
+    ]
+    for off, convention in ranking[:SHOWN]:
+        lines.append(f"{100 * off:10.3g} %  {convention.differences(reference)}")
+    wider = [name for name in PRECISIONS if limit < smallest <= limit_of(name, cells)]
+    if wider:
+        lines.append(f"as large as {wider[0]}'s rounding: if so, say --precision {wider[0]}")
+    count = sum(MUCH_NEARER * off <= smallest + EXACT for off, _ in ranking[:BEST])
     if count > 1:
         lines.append(
             f"{count} conventions are as near; other sizes, or float32, may tell them apart"
         )
     return is_equal, lines
-
-
-def _conclusion(is_equal: bool, is_explained: bool, precision: str) -> str:
-    """Whom the port follows, in words; ``is_explained``: by rounding, of the nearest convention."""
-    if is_equal:
-        return f"equal to the reference, within the rounding of {precision}"
-    if is_explained:
-        return f"different from the reference; the port follows another, within the rounding of {precision}"
-    return f"none of the known ones: the nearest is not within the rounding of {precision}"
-
-
-def _wider_precision(error: float, limit: float, limits: dict[str, float]) -> list[str]:
-    """A line on the first precision that explains an error beyond a limit; none if none does."""
-    for name in PRECISIONS:
-        if limit < error <= limits[name]:
-            return [f"as large as {name}'s rounding: if so, say --precision {name}"]
-    return []
-
-
-def by_distance(
-    tried: Iterable[Convention], table: Array, sizes: FrameSizes, tokens: Array
-) -> list[tuple[float, Convention]]:
-    """Conventions with how far tokens are from theirs, the nearest first."""
-    found = []
-    for convention in tried:
-        off = distance(convention, table, sizes, tokens)
-        found.append((off, convention))
-    # Those that are as far stay in the order in which they come.
-    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
-
-
-def distance(convention: Convention, table: Array, sizes: FrameSizes, tokens: Array) -> float:
-    """How far tokens are from a convention's: of the worst token or channel, as a share of it."""
-    wanted = convention.tokens(table, sizes)
-    stage = Stage("position_embedding", [wanted], {0: tokens}, [], {})
-    shares = stage.shares(0, wanted)
-    return max(shares.values())
-
-
-def limit_of(precision: str, table: Array) -> float:
-    """What a precision may move a token or channel by, as a share of it; table (H0, W0, C)."""
-    if precision in STEPS:
-        step = STEPS[precision]
-        return ROUNDED_STEPS * step
-    longer_side = max(table.shape[:2])
-    return POSITIONS_IN_FLOAT32 * longer_side

@@ -8,6 +8,7 @@ makes the same mistake has the same numbers.
 Tests: tests/commands/recordings/test_mistakes.py.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import wrong_lines
-from .format import Array, Recording, Stages, Unusable, float32_limits, sampled
-from .rule import Stage
+from .format import Array, Recording, Stages, Unusable, sampled
+from .rule import stages_at
 
 LIST = Path(__file__).with_name("mistakes.diff")
 NAME = "port_in_numpy.py"
@@ -63,8 +64,7 @@ def read_mistakes(file: Path = LIST) -> list[Mistake]:
             elif mark == "-":
                 found[-1].lines.append([text])
             elif mark == "+":
-                pair = found[-1].lines[-1]
-                pair.append(text)
+                found[-1].lines[-1].append(text)
             else:
                 name, words = line.split(": ", 1)
                 found.append(Mistake(name, words, start, []))
@@ -80,11 +80,8 @@ def mistakes_of(depth: int, more: Path | None = None) -> list[Mistake]:
     found = read_mistakes()
     for number in range(depth):
         stage = f"block_{number}"
-        right = "return block("
-        wrong = f"return x if number == {number} else block("
-        words = f"block {number} is left out"
-        mistake = Mistake(f"{stage}_left_out", words, stage, [[right, wrong]])
-        found.append(mistake)
+        lines = [["return block(", f"return x if number == {number} else block("]]
+        found.append(Mistake(f"{stage}_left_out", f"block {number} is left out", stage, lines))
     if more is not None:
         found += read_mistakes(more)
     return found
@@ -109,24 +106,20 @@ class Port:
         Raises:
             Unusable: a right line of the mistake is not once in the port.
         """
-        self.about = recording.about
-        self.table = recording.table
+        self.recording = recording
         self.weights = weights
-        there = [file for file in PLACES if file.is_file()]
-        text = there[0].read_text(encoding="utf-8")
+        (file, *_) = [file for file in PLACES if file.is_file()]
+        text = file.read_text(encoding="utf-8")
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
-        self.names: dict[str, Any] = {**vars(wrong_lines), **self.about}
-        self.names["__name__"] = NAME
-        code = compile(text, NAME, "exec")
-        exec(code, self.names)
+        self.names: dict[str, Any] = {**vars(wrong_lines), **recording.about, "__name__": NAME}
+        exec(compile(text, NAME, "exec"), self.names)
         filters = self.names["Image"].Resampling
-        filter_name = self.about["filter"].upper()
-        self.names["FILTER"] = filters[filter_name]
+        self.names["FILTER"] = filters[recording.about["filter"].upper()]
 
-    def made(self, start: str, picture: Any, right: Stages, wanted: Sequence[str]) -> Stages:
-        """What a picture gives from a stage on, as far as ``wanted``.
+    def made(self, start: str, picture: Any, right: Stages) -> Stages:
+        """What a picture gives from a stage on.
 
         Less where it cannot be computed: with a number of heads that does not divide the width, say.
 
@@ -134,32 +127,27 @@ class Port:
             start: the first stage, made of what the reference has before it; or "picture".
             picture: a PIL image in RGB.
             right: the reference's stages.
-            wanted: the stages that are made; what follows another one is not.
         """
-        order = ["picture", *right]
-        place = order.index(start)
-        before = order[place - 1]
-        grid = right["grid"]
-        x = right.get(before)
+        about = self.recording.about
+        order = list(right)
         made: Stages = {}
         try:
             if start == "picture":
+                start = "pixels"
                 read_picture = self.names["read_picture"]
-                grid, x = read_picture(picture, self.about["patch_size"], self.about["max_patches"])
+                grid, x = read_picture(picture, about["patch_size"], about["max_patches"])
                 made["grid"] = np.array(grid, np.int32)
-                place = order.index("pixels")
-            count = int(np.prod(grid))
+            else:
+                grid = right["grid"].astype(int)
+                before = order[order.index(start) - 1]
+                x = right[before].astype(np.float32)
+            count = math.prod(grid)
             self.names.update(count=count, given=right)
-            step = self.names["step"]
-            for stage in order[place:]:
-                if stage not in wanted:
-                    break
-                x = step(stage, x, grid, self.about, self.table, self.weights)
+            for stage in order[order.index(start) :]:
+                x = self.names["step"](stage, x, grid, about, self.recording.table, self.weights)
                 x = x.astype(np.float32)
-                if stage == "pooled":
-                    made[stage] = x
-                else:
-                    made[stage] = x[:count]  # without padding
+                # Without padding.
+                made[stage] = x if stage == "pooled" else x[:count]
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             pass
         return made
@@ -168,17 +156,16 @@ class Port:
 def with_lines(text: str, mistake: Mistake) -> str:
     """The port's text with the wrong lines of a mistake."""
     for right, *wrong in mistake.lines:
-        start, *rest = text.split(right)
-        if len(rest) != 1:
+        count = text.count(right)
+        if count != 1:
             raise Unusable(
-                f"{mistake.name}: {right!r} is {len(rest)} times in {NAME}; valid: what is there once"
+                f"{mistake.name}: {right!r} is {count} times in {NAME}; valid: what is there once"
             )
         # The wrong lines are indented as the right one is.
+        start, rest = text.split(right)
         _, _, line = start.rpartition("\n")
-        indent = len(line) - len(line.lstrip())
-        break_and_indent = "\n" + line[:indent]
-        instead = break_and_indent.join(wrong)
-        text = start + instead + rest[0]
+        indent = line[: len(line) - len(line.lstrip())]
+        text = start + f"\n{indent}".join(wrong) + rest
     return text
 
 
@@ -199,85 +186,39 @@ def known_mistakes(
     Returns:
         The entries of recording.json, which tell the pictures that show a mistake. And the arrays of
         mistakes.safetensors: for the first of these, its numbers at the first stage that shows it
-        and at "pooled". Nothing of a mistake that does not show, nor of stages behind one that the
-        right port itself does not make as the reference does: that has another activation, say.
+        and at "pooled". Nothing of a mistake that does not show.
     """
-    agreed = agreed_stages(recording, weights, len(pictures))
     entries = []
     arrays: Stages = {}
     for mistake in mistakes:
         port = Port(recording, weights, mistake)
-        found = []
+        # In some pictures the grid shows it, say, and in square ones the pixels.
+        shown: dict[str, dict[int, Stages]] = {}
         for number, picture in enumerate(pictures):
-            right = recording.stages[number]
-            made = port.made(mistake.start, picture, right, agreed)
+            made = port.made(mistake.start, picture, recording.stages[number])
             first = first_shown(made, number, recording)
             if first:
-                found.append((first, number, made))
-        if not found:
+                shown.setdefault(first, {})[number] = made
+        if not shown:
             continue
-        # In some pictures the grid shows it, say, and in square ones the pixels.
-        firsts = [first for first, *_ in found]
-        stage = min(firsts, key=recording.order.index)
-        shown = {number: made for first, number, made in found if first == stage}
-        entry = entry_of(mistake, stage, list(shown))
-        entries.append(entry)
-        for number in entry["pictures"][:MOST]:
-            for name, numbers in kept(stage, shown[number]).items():
+        stage = min(shown, key=recording.order.index)
+        showing = list(shown[stage])
+        entries.append({**mistake._asdict(), "stage": stage, "pictures": showing})
+        for number in showing[:MOST]:
+            for name, numbers in kept(stage, shown[stage][number]).items():
                 arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
     return entries, arrays
 
 
-def entry_of(mistake: Mistake, stage: str, pictures: Sequence[int]) -> dict[str, Any]:
-    """What recording.json says of a mistake that these pictures show first at a stage."""
-    right_parts = []
-    wrong_parts = []
-    for right, *wrong in mistake.lines:
-        right_parts.append(right)
-        wrong_parts.append("\n".join(wrong))
-    return {
-        "name": mistake.name,
-        "words": mistake.words,
-        "stage": stage,
-        "pictures": pictures,
-        "right": right_parts,
-        "wrong": wrong_parts,
-    }
-
-
 def kept(first: str, made: Stages) -> Stages:
     """Of a mistake's stages what is kept; at the grid the pixels, too: many mistakes give one grid."""
-    found = {}
-    for stage, numbers in made.items():
-        wanted = stage in (first, "pooled")
-        if first == "grid" and stage == "pixels":
-            wanted = True
-        if not wanted:
-            continue
-        few = sampled(numbers)
-        if stage == "pixels":
-            few = few.astype(np.float16)  # it is enough for grey levels
-        found[stage] = few
+    wanted = {first, "pooled"}
+    if first == "grid":
+        wanted.add("pixels")
+    found = {stage: sampled(made[stage]) for stage in made if stage in wanted}
+    if "pixels" in found:
+        found["pixels"] = found["pixels"].astype(np.float16)  # it is enough for grey levels
     return found
-
-
-def agreed_stages(recording: Recording, weights: Mapping[str, Array], count: int) -> list[str]:
-    """The stages that the right port makes as the reference does, from the reference's stage before.
-
-    ``count``: pictures that are looked at.
-    """
-    port = Port(recording, weights)
-    agreed = ["pixels"]
-    for stage in recording.order[2:]:
-        for number, right in enumerate(recording.stages[:count]):
-            made = port.made(stage, None, right, [stage])
-            if not made:
-                break
-            if first_shown(made, number, recording):
-                break
-        else:
-            agreed.append(stage)
-    return agreed
 
 
 def first_shown(made: Stages, number: int, recording: Recording) -> str | None:
@@ -286,14 +227,11 @@ def first_shown(made: Stages, number: int, recording: Recording) -> str | None:
     Where pixels are right within rounding, what follows from them is not looked at: other limits
     are for them.
     """
-    for stage, numbers in made.items():
-        pictures = [own[stage] for own in recording.stages]
-        std = recording.about["std"]
-        limits = float32_limits(stage)
-        compared = Stage(stage, pictures, {number: numbers}, std, limits)
-        row = compared.row()
-        if row.parting:
-            return stage
-        if stage == "pixels":
+    port: list[Stages] = [{}] * number
+    port.append(made)
+    for stage in stages_at("float32", recording, port):
+        if stage.row().parting:
+            return stage.name
+        if stage.name == "pixels":
             return None
     return None

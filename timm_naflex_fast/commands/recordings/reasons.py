@@ -3,9 +3,8 @@
 Tests: tests/commands/recordings/test_compare.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from .rule import Stage, stages_at
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
+
+Numbers = Iterator[tuple[int, Array]]  # what a mistake gives at a stage: of some pictures
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def reason_of(
         port: the port's stages of each picture.
         precision: that of the port.
     """
-    first = stages[0]
-    known = list(recorded_reasons(stages, parting, reference, port))
-    if first.name == "position_embedding" and reference.table is not None:
-        known += convention_reasons(first, parting, reference)
+    known = []
+    for words, stage, numbers in known_mistakes(stages, parting, reference, port):
+        reason = reason_if(words, stage, parting, numbers)
+        if reason:
+            known.append(reason)
 
     def distance(reason: Reason) -> float:
         times = reason.times
@@ -63,122 +65,90 @@ def reason_of(
 
     if known:
         return min(known, key=distance)
-    words = precision_hint(first.name, reference, port, precision)
-    if words is None:
-        words = describe(first, parting)
+    first = stages[0]
+    words = precision_hint(first.name, reference, port, precision) or describe(first, parting)
     return Reason(words, False, tuple(parting))
 
 
-def recorded_reasons(
+def known_mistakes(
     stages: Sequence[Stage], parting: Sequence[int], reference: Recording, port: Sequence[Stages]
-) -> Iterator[Reason]:
-    """The recorded mistakes that give the port's numbers.
+) -> Iterator[tuple[str, Stage, Numbers]]:
+    """Those that may be the reason: in words, at which stage they are looked at, what they give.
 
-    A mistake is kept at the first stage that shows it, and at the end: there a port is looked at
-    that did not write the former.
+    A mistake is recorded at the first stage that shows it, and at the end: there a port is looked at
+    that did not write the former. At the position embedding the table may be resized in any way.
     """
     first = stages[0]
-    last = stages[-1]
     place = reference.order.index(first.name)
-    before = reference.order[:place]
-    not_written = set(before).difference(*port)
+    not_written = set(reference.order[:place]).difference(*port)
+    looked_at = {**dict.fromkeys(not_written, stages[-1]), first.name: first}
     tried = set(range(reference.about["mistakes_tried"]))
     for mistake in reference.about["mistakes"]:
+        stage = looked_at.get(mistake["stage"])
         # It cannot be this one where a picture parts in which it does not show.
         does_not_show = tried.difference(mistake["pictures"])
-        if does_not_show.intersection(parting):
-            continue
-        if mistake["stage"] == first.name:
-            stage = first
-        elif mistake["stage"] in not_written:
-            stage = last
-        else:
-            continue
-        numbers = numbers_of(mistake, stage, reference)
-        found = reason_if(mistake["words"], stage, parting, numbers)
-        if found is None:
+        if stage is None or does_not_show.intersection(parting):
             continue
         # A grid is two numbers, which many mistakes give: the pixels have to be this one's, too.
-        if stage.name != "grid" or has_pixels_of(mistake, stages, reference):
-            yield found
+        if stage.name == "grid" and not has_pixels_of(mistake["name"], stages, reference):
+            continue
+        yield mistake["words"], stage, recorded(mistake["name"], stage, reference)
+
+    if first.name == "position_embedding" and reference.table is not None:
+        grids = [reference.stages[picture]["grid"] for picture in first.port]
+        sizes = [(1, int(h), int(w)) for h, w in grids]
+        for convention in conventions(sizes):
+            words = f"the table is resampled otherwise: {convention.words()}"
+            yield words, first, resized(convention, first, reference)
 
 
-def numbers_of(
-    mistake: Mapping[str, Any], stage: Stage, reference: Recording
-) -> Iterator[tuple[int, Array]]:
-    """The port's pictures of which a mistake's numbers at a stage are recorded, and these."""
+def recorded(name: str, stage: Stage, reference: Recording) -> Numbers:
+    """What a mistake of this name gives at a stage, in the port's pictures of which it is recorded."""
     for picture in stage.port:
-        name = f"{mistake['name']}/{picture:03}.{stage.name}"
-        if name in reference.mistakes:
-            yield picture, reference.mistakes[name]
+        key = f"{name}/{picture:03}.{stage.name}"
+        if key in reference.mistakes:
+            yield picture, reference.mistakes[key]
 
 
-def has_pixels_of(
-    mistake: Mapping[str, Any], stages: Sequence[Stage], reference: Recording
-) -> bool:
+def resized(convention: Convention, stage: Stage, reference: Recording) -> Numbers:
+    """The position embeddings of the port's pictures, if the table is resized by a convention."""
+    table = np.asarray(reference.table, np.float64)
+    for picture in stage.port:
+        own = reference.stages[picture]
+        h, w = map(int, own["grid"])
+        yield picture, own["patch_embedding"] + convention.tokens(table, [(1, h, w)])
+
+
+def has_pixels_of(name: str, stages: Sequence[Stage], reference: Recording) -> bool:
     """Whether the port wrote pixels, and they are those of a mistake."""
     for stage in stages:
         if stage.name == "pixels":
-            for picture, mistaken in numbers_of(mistake, stage, reference):
-                has_its_pixels = stage.times(picture, mistaken) <= 1
-                if not has_its_pixels:
-                    return False
-            return True
+            numbers = recorded(name, stage, reference)
+            return all(stage.times(picture, mistaken) <= 1 for picture, mistaken in numbers)
     return False
 
 
-def reason_if(
-    words: str, stage: Stage, parting: Sequence[int], numbers: Iterable[tuple[int, Array]]
-) -> Reason | None:
+def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers) -> Reason | None:
     """The reason ``words``, if the port has these numbers in each of their pictures.
 
     And if they are much nearer to the port's than the reference's are, where the port parts.
     """
-    pictures = []
-    farthest = 0.0
+    found = {}
     for picture, mistaken in numbers:
         times = stage.times(picture, mistaken)
         # Not "greater than": NaN is nobody's number.
         if not times <= 1:
             return None
-        if picture not in parting:
-            continue
-        right = stage.reference[picture]
-        if len(mistaken) < len(right):
-            right = sampled(right)
-        times_of_right = stage.times(picture, right)
-        if times > MUCH_NEARER * times_of_right:
-            return None
-        pictures.append(picture)
-        farthest = max(farthest, times)
-    if not pictures:
+        if picture in parting:
+            right = stage.reference[picture]
+            if len(mistaken) < len(right):
+                right = sampled(right)
+            if times > MUCH_NEARER * stage.times(picture, right):
+                return None
+            found[picture] = times
+    if not found:
         return None
-    return Reason(words, True, tuple(pictures), farthest)
-
-
-def convention_reasons(
-    stage: Stage, parting: Sequence[int], reference: Recording
-) -> Iterator[Reason]:
-    """The conventions of resampling by which the port's table was resized, in every picture."""
-    table = np.asarray(reference.table, np.float64)
-    sizes = {}
-    for picture in stage.port:
-        grid = reference.stages[picture]["grid"]
-        h, w = map(int, grid)
-        sizes[picture] = (1, h, w)
-
-    def embeddings(convention: Convention) -> Iterator[tuple[int, Array]]:
-        for picture, size in sizes.items():
-            patches = reference.stages[picture]["patch_embedding"]
-            added = convention.tokens(table, [size])  # (h * w, C)
-            yield picture, patches + added
-
-    all_sizes = list(sizes.values())
-    for convention in conventions(all_sizes):
-        words = f"the table is resampled otherwise: {convention.words()}"
-        found = reason_if(words, stage, parting, embeddings(convention))
-        if found:
-            yield found
+    return Reason(words, True, tuple(found), max(found.values()))
 
 
 def precision_hint(
@@ -188,12 +158,9 @@ def precision_hint(
     names = []
     place = PRECISIONS.index(precision)
     for wider in PRECISIONS[place + 1 :]:
-        for stage in stages_at(wider, reference, port):
-            if stage.name != first:
-                continue
-            row = stage.row()
-            if not row.parting:
-                names.append(wider)
+        stages = {stage.name: stage for stage in stages_at(wider, reference, port)}
+        if not stages[first].row().parting:
+            names.append(wider)
     if not names:
         return None
     which = " or ".join(names[:-1] or names)  # the last one is the widest
@@ -216,18 +183,12 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
     products = float((ours * theirs).sum())
     squares = float((theirs * theirs).sum())
     factor = products / (squares or 1.0)
-    times = [stage.times(one, factor * stage.reference[one]) for one in parting]
-    is_scaled = [one <= 1 for one in times]
-    if all(is_scaled):
+    if all(stage.times(one, factor * stage.reference[one]) <= 1 for one in parting):
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
     for measure, numbers in stage.differences(picture, theirs).items():
-        if measure not in ("token", "channel"):
-            continue
-        is_beyond = numbers > stage.limits[measure]
-        beyond = np.flatnonzero(is_beyond)
-        count = beyond.size
-        if 0 < count < numbers.size:
-            words += f"; in picture {picture:03} {count} of {numbers.size} {measure}s differ"
+        beyond = np.flatnonzero(numbers > stage.limits[measure])
+        if measure in ("token", "channel") and 0 < beyond.size < numbers.size:
+            words += f"; in picture {picture:03} {beyond.size} of {numbers.size} {measure}s differ"
             words += f" (first: {beyond[0]})"
     return words

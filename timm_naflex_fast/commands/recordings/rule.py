@@ -62,11 +62,9 @@ class Stage:
         if self.name == "pixels":
             grey_level = 1 / (255 * np.array(self.std))  # (colours,)
             width = self.reference[0].shape[1]
-            repeats = width // len(self.std)
-            return np.tile(grey_level, repeats)
+            return np.tile(grey_level, width // len(self.std))
         rows = [np.atleast_2d(one) for one in self.reference]
-        tokens = np.concatenate(rows)
-        return root_mean_square(tokens)
+        return root_mean_square(np.concatenate(rows))
 
     def differences(self, picture: int, theirs: Array) -> dict[str, Array]:
         """How far the port is from these numbers of a picture, by each measure of the stage.
@@ -86,137 +84,97 @@ class Stage:
         if ours.shape != theirs.shape:
             infinite = np.array(np.inf)
             return dict.fromkeys(self.limits, infinite)
+        if self.name == "pixels":
+            # A mistake may spread pixels wider, and so what their rounding moves.
+            extent = np.ptp(theirs / self.sizes)
+            spread = max(extent / 255, 1.0)
+            levels = (ours - theirs) / self.sizes / spread
+            return {"pixel": np.abs(levels), "mean": np.abs(levels.mean())}
         off = np.abs(ours - theirs)
         if self.name == "grid":
             return {"number": off}
-        if self.name == "pixels":
-            return self._pixel_differences(ours, theirs)
+        magnitudes = np.abs(theirs)
         # What is divided by must not be zero.
         tiny = np.finfo(np.float64).tiny
         smallest = SMALLEST_SCALE * np.median(self.sizes) + tiny
-        magnitudes = np.abs(theirs)
         if self.name == "pooled":
             largest = max(magnitudes.max(), smallest)
             return {"number": off / largest}
-        # Of each token (N,).
-        token_sizes = np.median(magnitudes, 1)
-        token_sizes = np.maximum(token_sizes, smallest)
-        token_off = np.median(off, 1)
-        # Of each channel (C,).
-        channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))
-        channel_sizes = np.maximum(channel_sizes, smallest)
-        channel_off = root_mean_square(off)
+        token_sizes = np.median(magnitudes, 1)  # (N,)
+        channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))  # (C,)
         return {
-            "token": token_off / token_sizes,
-            "channel": channel_off / channel_sizes,
-        }
-
-    def _pixel_differences(self, ours: Array, theirs: Array) -> dict[str, Array]:
-        """How far pixels are from these, and their mean from the mean of these, in grey levels."""
-        levels = (ours - theirs) / self.sizes
-        # A mistake may spread pixels wider, and so what their rounding moves.
-        extent = float(np.ptp(theirs / self.sizes))
-        spread = max(extent / 255, 1.0)
-        pixel = np.abs(levels)
-        mean = np.abs(levels.mean())
-        return {
-            "pixel": pixel / spread,
-            "mean": mean / spread,
+            "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
+            "channel": root_mean_square(off) / np.maximum(channel_sizes, smallest),
         }
 
     def shares(self, picture: int, numbers: Array) -> dict[str, float]:
         """The largest of the differences from these numbers of a picture, by measure."""
-        largest = {}
-        for measure, off in self.differences(picture, numbers).items():
-            largest[measure] = float(off.max())
-        return largest
+        differences = self.differences(picture, numbers)
+        return {measure: float(off.max()) for measure, off in differences.items()}
+
+    def nearest(self, shares: Mapping[str, float]) -> tuple[float, str]:
+        """How far the worst of a picture's shares is, in limits; and its measure."""
+        times = [shares[measure] / limit for measure, limit in self.limits.items()]
+        place = int(np.argmax(times))  # NaN is worst
+        return times[place], list(self.limits)[place]
 
     def times(self, picture: int, numbers: Array) -> float:
         """How far the port is from these numbers of a picture, in limits: beyond 1 they differ."""
-        found = self.shares(picture, numbers)
-        times = []
-        for measure, limit in self.limits.items():
-            times.append(found[measure] / limit)
-        # NumPy's maximum: Python's passes over NaN.
-        return float(np.max(times))
+        times, _ = self.nearest(self.shares(picture, numbers))
+        return times
 
-    def row(self) -> Row:
-        """How far the port is from the reference."""
-        shares = {}
-        for picture in self.port:
-            right = self.reference[picture]
-            shares[picture] = self.shares(picture, right)
+    def row(self, part: float = 1.0) -> Row:
+        """How far the port is from the reference; pictures part beyond this part of a limit."""
+        pictures = list(self.port)
+        shares = [self.shares(picture, self.reference[picture]) for picture in pictures]
+        nearest = [self.nearest(own) for own in shares]
+        times = [own for own, _ in nearest]
+        worst = int(np.argmax(times))  # NaN is worst
+        _, measure = nearest[worst]
         parting = []
-        for picture, found in shares.items():
-            within = [found[measure] <= limit for measure, limit in self.limits.items()]
+        for picture, own in zip(pictures, times):
             # Not "greater than": NaN differs too.
-            if not all(within):
+            if not own <= part:
                 parting.append(picture)
-        # The worst picture's share of each measure, and how near that is to its limit; NaN is worst.
-        largest = {}
-        nearness = []
-        for measure, limit in self.limits.items():
-            found_in_pictures = [found[measure] for found in shares.values()]
-            largest[measure] = float(np.max(found_in_pictures))
-            nearness.append(largest[measure] / limit)
-        nearest = int(np.argmax(nearness))
-        measure = list(self.limits)[nearest]
         return Row(
             self.name,
             measure,
-            largest[measure],
-            self.limits[measure],
+            shares[worst][measure],
+            part * self.limits[measure],
             tuple(parting),
-            len(self.port),
+            len(pictures),
         )
 
 
 def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> list[Stage]:
     """The stages that the port wrote, in the order in which data flows, with a precision's limits."""
-    found: list[Stage] = []
-    moved = 0.0  # how many grey levels the port's own pixels differ, up to one
+    found: dict[str, Stage] = {}
+    before = ""
+    moved = 0.0  # how many grey levels the port's own pixels differ in the worst picture, up to one
     for name in reference.order:
-        right = [own[name] for own in reference.stages]
-        written = written_of(name, port)
+        written = {}
+        for picture, own in enumerate(port):
+            if name in own:
+                written[picture] = own[name]
         if not written:
             continue
+        right = [own[name] for own in reference.stages]
         by_precision = reference.limits[name]
         limits = dict(by_precision[precision])
-        before = ""
-        if found:
-            before = found[-1].name
-        if name == "position_embedding" and before == "patch_embedding":
+        if (before, name) == ("patch_embedding", "position_embedding"):
             # What the patches differ, whose pixels may be the port's own, does not count again.
-            written = without_patches(written, found[-1])
+            written = without_patches(written, found[before])
         else:
             # Who reads the pictures itself has other pixels, and later numbers follow them.
-            of_own_pixels = by_precision.get(OWN_PIXELS, {})
-            for measure, limit in of_own_pixels.items():
+            for measure, limit in by_precision.get(OWN_PIXELS, {}).items():
                 limits[measure] += moved * limit
         stage = Stage(name, right, written, reference.about["std"], limits)
-        found.append(stage)
         if name == "pixels":
-            moved = pixels_moved(stage)
-    return found
-
-
-def written_of(stage: str, port: Sequence[Stages]) -> dict[int, Array]:
-    """The port's numbers of a stage, in the pictures of which it wrote it."""
-    found = {}
-    for picture, own in enumerate(port):
-        if stage in own:
-            found[picture] = own[stage]
-    return found
-
-
-def pixels_moved(pixels: Stage) -> float:
-    """How many grey levels the port's own pixels differ in the worst picture, up to one."""
-    levels = []
-    for picture in pixels.port:
-        right = pixels.reference[picture]
-        shares = pixels.shares(picture, right)
-        levels.append(shares["pixel"])
-    return min(max(levels), 1.0)
+            levels = [stage.shares(picture, right[picture])["pixel"] for picture in written]
+            moved = min(max(levels), 1.0)
+        found[name] = stage
+        before = name
+    return list(found.values())
 
 
 def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array]:
@@ -224,17 +182,13 @@ def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array
     found = dict(tokens)
     for picture, ours in patches.port.items():
         theirs = patches.reference[picture]
-        if picture not in tokens:
-            continue
-        if ours.shape == theirs.shape:
-            off = ours - theirs
-            found[picture] = tokens[picture] - off
+        if picture in tokens and ours.shape == theirs.shape:
+            found[picture] = tokens[picture] - (ours - theirs)
     return found
 
 
 def root_mean_square(tokens: Array) -> Array:
     """Of each channel of (N, C)."""
-    numbers = np.asarray(tokens, np.float64)
-    squares: Array = np.square(numbers)
+    squares: Array = np.square(tokens, dtype=np.float64)
     mean_square = squares.mean(0)  # (C,)
     return np.sqrt(mean_square)

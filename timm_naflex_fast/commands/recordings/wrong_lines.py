@@ -3,7 +3,7 @@
 Tests: tests/commands/recordings/test_mistakes.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,32 +25,29 @@ def by_torch(numbers: Any, size: Sequence[int] | None, **options: Any) -> Array:
     import torch
     from torch.nn import functional as F
 
-    array = np.array(numbers, np.float32)
-    tensor = torch.from_numpy(array)
+    tensor = torch.tensor(np.float32(numbers))
     channels = tensor.permute(2, 0, 1)  # (C, H, W)
     resized = F.interpolate(channels[None], size, **options)[0]  # (C, h, w)
-    rows = resized.permute(1, 2, 0)  # (h, w, C)
-    return rows.numpy()
+    return resized.permute(1, 2, 0).numpy()  # (h, w, C)
 
 
-def without(weights: Weights, *ends: str) -> dict[str, Array]:
+def changed(weights: Weights, change: Callable[[Array], Array], ends: tuple[str, ...]) -> Weights:
+    """Weights of which those are changed whose names end so."""
+    found = dict(weights)
+    for name, numbers in weights.items():
+        if name.endswith(ends):
+            found[name] = change(numbers)
+    return found
+
+
+def without(weights: Weights, *ends: str) -> Weights:
     """Weights with zeros in those whose names end so."""
-    changed = dict(weights)
-    for name, numbers in weights.items():
-        if name.endswith(ends):
-            changed[name] = np.zeros_like(numbers)
-    return changed
+    return changed(weights, np.zeros_like, ends)
 
 
-def reread(weights: Weights, *ends: str) -> dict[str, Array]:
+def reread(weights: Weights, *ends: str) -> Weights:
     """Weights whose kernels (outputs, inputs) are read as (inputs, outputs): squares transposed."""
-    changed = dict(weights)
-    for name, numbers in weights.items():
-        if name.endswith(ends):
-            swapped = numbers.shape[::-1]
-            misread = numbers.reshape(swapped)
-            changed[name] = misread.T
-    return changed
+    return changed(weights, lambda kernel: kernel.reshape(kernel.shape[::-1]).T, ends)
 
 
 def padded(x: Array, weights: Weights, length: int, position: Any = 0) -> Array:
