@@ -24,7 +24,6 @@ from timm_naflex_fast.commands.measure.output import provenance
 from timm_naflex_fast.commands.measure.pipelines import (
     build_processor,
     build_tower,
-    stages_of,
     timm_pipeline,
     transformers_pipeline,
 )
@@ -83,11 +82,11 @@ def towers(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
         if contender != "stock":
             name += f", {contender} of this package"
         pipeline = timm_pipeline(model, length, "bilinear", contender)
-        yield name, stages_of(inputs, pipeline.tower(inputs))
+        yield name, pipeline.tower(inputs)
     pipeline = transformers_pipeline(
         build_tower(model, {"num_attention_heads": heads}), build_processor(model, length)
     )
-    yield f"transformers {version('transformers')}", stages_of(inputs, pipeline.tower(inputs))
+    yield f"transformers {version('transformers')}", pipeline.tower(inputs)
 
 
 def main() -> int:
