@@ -57,14 +57,6 @@ def test_damaged_exif_data_turn_nothing(data, tmp_path):
     assert convert(Image.open(tmp_path / "a.jpg"), "L").size == (40, 24)
 
 
-@pytest.mark.parametrize("suffix", ["gif", "tif", "webp", "png"])
-def test_of_several_frames_the_first_is_taken(suffix, tmp_path):
-    file = tmp_path / f"a.{suffix}"
-    first = Image.fromarray(NOISE)
-    first.save(file, save_all=True, append_images=[first.rotate(90), first.rotate(180)])
-    assert np.array_equal(convert(Image.open(file), "RGB"), Image.open(file).convert("RGB"))
-
-
 def test_what_cannot_be_read_is_among_what_was_skipped(photos):
     (photos / "dead.png").symlink_to("nowhere")
     (photos / "text.png").write_text("no image")
@@ -116,11 +108,6 @@ SETTINGS = {
         "RGB",
     ),
     "crop, which NaFlex has not": (dict(pretrained_cfg_overlay=dict(crop_pct=0.5)), {}, "RGB"),
-    "image size, which NaFlex has not": (
-        dict(pretrained_cfg_overlay=dict(input_size=(3, 32, 32))),
-        {},
-        "RGB",
-    ),
 }
 
 
