@@ -175,9 +175,10 @@ class Sizes(NamedTuple):
 
         cell_index = {}
         if self.merge > 1:
-            for size, frames_of_size in samples.items():
-                order = _block_order(*size, self.merge).to(table.device, non_blocking=True)
-                cell_index.update(dict.fromkeys(frames_of_size, order))
+            for (h, w), frames_of_size in samples.items():
+                y, x = row_major(torch.tensor([[h, w]], device="cpu"), h * w, self.merge)[0].unbind(1)
+                cell = (y * w + x).to(table.device, non_blocking=True)
+                cell_index.update(dict.fromkeys(frames_of_size, cell))
         dtype = torch.promote_types(table.dtype, torch.float32)
         resampling = Resampling(spec, table.dtype, dtype)
         return Plan(samples, counts, cell_index, self.embeds_padding, resampling)
@@ -288,16 +289,6 @@ def sizes_on_host(grid_sizes: Any) -> FrameSizes:
             f"shape (B, 2) or (B, 3); got {listed}"
         ) from None
     return sizes
-
-
-def _block_order(h: int, w: int, merge: int) -> Tensor:
-    """The cells of a grid in the order of its merge x merge blocks, (h*w,).
-
-    >>> _block_order(2, 4, merge=2)
-    tensor([0, 1, 4, 5, 2, 3, 6, 7])
-    """
-    blocks = torch.arange(h * w, device="cpu").view(h // merge, merge, w // merge, merge)
-    return blocks.transpose(1, 2).flatten()
 
 
 def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> None:

@@ -2,7 +2,7 @@
 
 In this process, on a CPU and on CUDA, products that a flag could round are float64. Other devices
 have no float64 (Apple's GPUs), or compute it slowly; nor have the runtimes of exported programs
-(TensorRT, Core ML, WebGPU). There products are float32, with autocast off.
+(TensorRT, Core ML, WebGPU). There products are float32, with autocast off in the forward pass.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tracing import context_of, is_exported
+from ..tracing import is_exported
 
 
 def has_float64(device: torch.device) -> bool:
@@ -42,30 +42,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, both of ``unrounded_dtype``. No factor that needs a gradient may be broadcast."""
+    """``a @ b``, both of ``unrounded_dtype``."""
     if a.dtype is torch.float64:
         return a @ b
-    if context_of(a, b) == "other_device":
-        # Autograd would run the backward products where autocast may be on.
-        result: Tensor = _Product.apply(a, b)
-        return result
     with without_autocast(a.device):
         return a @ b
-
-
-class _Product(torch.autograd.Function):
-    """A product with autocast off, in the backward pass too, which runs outside the region."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        with without_autocast(a.device):
-            return a @ b
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads
-        a, b = ctx.saved_tensors
-        grad_a = product(g, b.mT) if ctx.needs_input_grad[0] else None
-        grad_b = product(a.mT, g) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_b
