@@ -37,8 +37,6 @@ class Strategy:
         resample: see above.
         reference: whose result it gives: that of timm's loop, or of ``pos_embed_use_grid_sample``,
             which is for NaFlex batches alone.
-        runs_on_any_device: ``resample`` consists of PyTorch's own differentiable operators, in
-            float32, so that it runs on any device, and autograd derives it there.
         resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w)
             alone.
         for_grid_sample: the strategy that a model made with ``pos_embed_use_grid_sample`` takes
@@ -48,7 +46,6 @@ class Strategy:
     name: str
     resample: Callable[[PositionTable, Iterable[Size], Resampling], Embeddings]
     reference: Reference = LOOP
-    runs_on_any_device: bool = False
     resizes_square: bool = False
     for_grid_sample: StrategyName | None = None
 
@@ -66,7 +63,7 @@ def interpolated(table: PositionTable, sizes: Iterable[Size], resampling: Resamp
 
 # ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
-    Strategy("interpolate_cached", interpolated, runs_on_any_device=True, resizes_square=True),
+    Strategy("interpolate_cached", interpolated, resizes_square=True),
     Strategy("grid_sample", sparse_sums, reference=FLAG, for_grid_sample="grid_sample"),
     Strategy("matmul", sparse_sums, for_grid_sample="grid_sample"),
 )

@@ -5,7 +5,7 @@
 | eager code, on a CPU or CUDA | ``eager``, which reads the grids on the host, once for a batch |
 | ``torch.compile``, on a CPU or CUDA | ``operator``: one operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
-| all of these on another device | ``traceable``; in eager code ``interpolate_cached`` stays ``eager`` |
+| all of these on another device, and eager code there | ``traceable`` |
 
 In a graph of ``traceable`` every strategy computes the result of its ``reference`` in the same way.
 ``patching`` decides before: in an eager model under ``torch.func`` timm's own code runs.
@@ -74,7 +74,7 @@ def add(
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
     layout.check(x, table.channels)
-    if context is None or (context == "other_device" and strategy.runs_on_any_device):
+    if context is None:
         check_no_shared_elements(x)
         plan = layout.plan(x, spec, strategy.resizes_square)
         eager.add_plan(x, table, plan, strategy)
@@ -89,7 +89,7 @@ def resample(
 
     It is padded if the sizes have a ``length``; tokens after an image get zeros, or its first cell.
     """
-    if context is None or (context == "other_device" and strategy.runs_on_any_device):
+    if context is None:
         return eager.resample(table, sizes, spec, strategy)
     if context == "capture":
         raise RuntimeError(FROM_HOST)

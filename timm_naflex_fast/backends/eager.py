@@ -48,10 +48,6 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
     """
     if not plan.samples or not x.shape[-1]:
         return
-    if x.device.type not in ("cpu", "cuda"):
-        # Autograd derives what the strategy computes there.
-        _add_at_once(x, strategy.resample(table, plan.samples, plan.resampling), plan)
-        return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(part.requires_grad for part in table.parts)
     watched = kept.watched()
@@ -99,9 +95,14 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     grid. So a table that is much larger than its grids is never compared.
     """
     own_size = plan.resampling.spec.own_size(table.size)  # its embeddings are the table itself
-    cells_summed = sum(h * w for h, w in plan.samples if (h, w) != own_size)
-    cells_compared = sum(part.numel() // table.channels for part in table.parts)
-    return 2 * cells_compared < 8 * cells_summed
+    summed = 0
+    for h, w in plan.samples:
+        if (h, w) != own_size:
+            summed += h * w * table.channels
+    compared = 0
+    for part in table.parts:
+        compared += part.numel()
+    return 2 * compared < 8 * summed
 
 
 def _kept_embeddings(

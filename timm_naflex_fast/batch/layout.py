@@ -80,7 +80,8 @@ class Coordinates(NamedTuple):
             return Plan({}, [(0, length)] * batch, {}, False, Resampling(spec, x.dtype))
 
         # The one copy from the device in a call: what follows is known on the host.
-        grids = read_grids(self.values, spec.samples)
+        embeds_padding = spec.samples
+        grids = read_grids(self.values, embeds_padding)
         cells: Sequence[Tensor] = ()
         if grids.cell is not None:
             cells = torch.from_numpy(grids.cell).to(x.device, non_blocking=True).unbind()
@@ -93,7 +94,7 @@ class Coordinates(NamedTuple):
             samples.setdefault((h, w), []).append(sample)
             tokens = min(length, h * w)
             if grids.reordered[sample]:
-                if spec.samples:  # padding gets the cell that it names
+                if embeds_padding:  # padding gets the cell that it names
                     tokens = length
                 # To slice each one would cost time, where most need no slice.
                 cell = cells[sample]
@@ -109,7 +110,7 @@ class Coordinates(NamedTuple):
         if spec.reference == OLDER_FLAG:
             heights, widths = zip(*samples)
             spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
-        return Plan(samples, counts, cell_index, spec.samples, Resampling(spec, x.dtype))
+        return Plan(samples, counts, cell_index, embeds_padding, Resampling(spec, x.dtype))
 
 
 class OneGrid(NamedTuple):
