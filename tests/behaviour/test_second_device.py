@@ -1,226 +1,227 @@
-"""The eager CUDA path, with real numbers on a pretended device (``second_device``).
+"""The eager path of a GPU, with real numbers on a pretended device (``second_device``).
 
-Each case runs once on the CPU and once with every tensor on the second device. The numbers are the
-same bit for bit, no operator mixes the two devices, and each place where the host waits for the
-device is known.
+Each case is a function of ``to``, which moves tensors: it runs on the CPU, and with every tensor on
+the device. No operator may mix the two.
 """
 
-from collections import Counter
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 
-from tests.support.moved import (
-    COORD,
-    SIZES,
-    embeds,
-    factorized,
-    learned,
-    patch_kernel,
-    random,
-    rope,
-)
-from tests.support.rotary import CLASSES
-from tests.support.second_device import OnDevice, SecondDevice, waits
+from tests.support.oracles import relative, row_major, seeded, small_vit
+from tests.support.rotary import CLASSES, build
+from tests.support.running import running
+from tests.support.second_device import OnDevice, SecondDevice, moved, waits
+from timm_naflex_fast import enable, status
 from timm_naflex_fast import functional as fast
-from timm_naflex_fast.backends import dispatch
-from timm_naflex_fast.batch.layout import Coordinates, OneGrid, Sizes
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import kept
-from timm_naflex_fast.resampling.spec import ResizeSpec
-from timm_naflex_fast.resampling.tables import PositionTable
-from timm_naflex_fast.strategies import STRATEGIES
+from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.modules import read_rope
 
 pytestmark = pytest.mark.usefixtures("clean")
+EXACT = "matmul", "interpolate_cached"
+SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7), (8, 2)]
+COORD = row_major(SIZES, 31)
 REORDERED = COORD.clone()
 REORDERED[0, :12] = REORDERED[0, :12].flip(0)
 REORDERED[3] = REORDERED[3].roll(1, 0)
 
-# Where the host waits for the device.
-GRIDS = "batch/grids.py"
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=seeded(seed)).to(dtype)
+
+
+def added(to, add, shapes, coord=COORD, on_host=False, dtype=torch.float32, **options):
+    """The tokens with tables of these ``shapes``, gradients, and a second derivative."""
+    tables = [to(random(*shape, seed=shape[0])).requires_grad_() for shape in shapes]
+    x = to(random(*coord.shape[:2], 8, dtype=dtype, seed=1)).requires_grad_()
+    out = add(x * 1, *tables, coord if on_host else to(coord), **options)
+    weight = to(random(*out.shape, dtype=dtype, seed=2)).requires_grad_()
+    gradients = torch.autograd.grad(out, [x, *tables], weight, create_graph=True)
+    total = sum(gradient.square().sum() for gradient in gradients)
+    return [out, *gradients, *torch.autograd.grad(total, weight)]
+
+
+learned = partial(added, add=fast.add_pos_embed_, shapes=[(6, 5, 8)])
+factorized = partial(added, add=fast.add_factorized_pos_embed_, shapes=[(6, 8), (5, 8)])
+
+
+def frozen(to):
+    """A grid that comes again: what was kept of it is not compared on the device."""
+    table = to(random(6, 5, 8))
+    coord = to(COORD)
+    x = to(torch.zeros(6, 31, 8))
+    return [fast.add_pos_embed_(x * 1, table, coord) for _ in range(3)]
+
+
+def embeds(to, sizes=((4, 6), (2, 2), (8, 4)), move_sizes=False, **options):
+    table = to(random(6, 5, 8)).requires_grad_()
+    if move_sizes:
+        sizes = to(torch.tensor(sizes))
+    out = fast.resample_pos_embeds(table, sizes, mode="bilinear", **options)
+    return [out, *torch.autograd.grad(out.square().sum(), table)]
+
+
+def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
+    weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
+    out = fast.resample_patch_kernel(weight, size, mode=mode)
+    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
+
+
+def rope(to, kind, times=1, **options):
+    """``times``: the batch, so often."""
+    torch.manual_seed(0)
+    module = moved(build(kind, **options).train(), to)
+    torch.manual_seed(1)
+    found = batched_rope(read_rope(module), to(COORD.repeat(times, 1, 1)), torch.float32)
+    if kind != "mixed":
+        return [found]
+    tables = list(found)
+    total = sum(table.square().sum() + table.sum() for table in tables)
+    return [*tables, *torch.autograd.grad(total, module.freqs)]
+
+
+def three_steps(to, mode, kind, method):
+    """timm's method, trained."""
+    module = moved(small_vit(depth=0, pos_embed=kind).embeds, to)
+    tables = [table for name, table in module.named_parameters() if "pos_embed" in name]
+    where = to(COORD) if method == "naflex_pos_embed" else (1, 31)
+    x = to(random(6, 31, 32, seed=1))
+    optimizer = torch.optim.SGD(tables, 10.0, foreach=False)
+    outs = []
+    with running(mode):
+        for _ in range(3):
+            out = x * 1
+            getattr(module, f"_apply_{kind}_{method}")(out, where)
+            outs.append(out.detach())
+            optimizer.zero_grad()
+            out.square().mean().backward()
+            optimizer.step()
+    if x.is_cpu:  # to ask it of a device is a wait
+        assert not torch.equal(outs[0], outs[2])  # the steps change the tables
+    return outs
+
+
 # What a CUDA graph that is being captured says of what it cannot hold: ours, and CUDA's own error.
-NAMED_ERROR = "no CUDA graph can record"
-CUDA_ERROR = "permitted when stream is capturing"
+OURS = "no CUDA graph can record"
+CUDAS = "permitted when stream is capturing"
+# A case, how often the host waits for the device, and the error in a capture.
+ON_CUDA = []
+for add, strategy in product((learned, factorized), STRATEGY_NAMES):
+    for options in ({}, {"coord": REORDERED}, {"ar_preserving": True}):
+        ON_CUDA.append((partial(add, strategy=strategy, **options), 1, None))
+for add, strategy, coord in product((learned, factorized), EXACT, (COORD, REORDERED)):
+    ON_CUDA.append((partial(add, coord=coord, on_host=True, strategy=strategy), 0, OURS))
+ON_CUDA += [
+    (partial(learned, dtype=torch.bfloat16), 1, None),
+    (partial(learned, dtype=torch.float64), 1, None),
+    (partial(learned, coord=COORD.float(), strategy="grid_sample", mode="bilinear"), 1, None),
+    (partial(learned, shapes=[(128, 2, 8)], antialias=False), 1, None),
+    (frozen, 3, None),
+    (partial(three_steps, mode="matmul", kind="learned", method="pos_embed"), 0, None),
+    (partial(embeds, merge=2, sizes=((2, 4, 6), (1, 2, 2))), 0, OURS),
+    (partial(embeds, merge=2, length=40, padding="first"), 0, OURS),
+    (partial(embeds, merge=2, strategy="interpolate_cached"), 0, OURS),
+    (partial(embeds, move_sizes=True), 1, OURS),
+    (patch_kernel, 0, None),
+    (partial(patch_kernel, mode="bilinear", dtype=torch.float64), 0, None),
+    (partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)), 0, None),
+]
+for kind, times, options in product(CLASSES, (1, 20), ({}, {"ref_feat_shape": (4, 4)})):
+    once = (1, CUDAS) if kind == "mixed" else (0, None)  # where it is learned
+    ON_CUDA.append((partial(rope, kind=kind, times=times, **options), *once))
 
 
-@pytest.fixture
-def same_bits(monkeypatch):
-    """A function that compares a case on both devices: a function of ``to``, which moves tensors.
+@pytest.mark.parametrize(("case", "expected", "refused"), ON_CUDA)
+def test_on_cuda_the_same_bits_and_no_wait_that_is_not_known(case, expected, refused, monkeypatch):
+    want = case(lambda t: t.clone())
+    with SecondDevice(monkeypatch):
+        got = case(lambda t: t.to("cuda"))
+        waits.clear()
+        again = case(lambda t: t.to("cuda", non_blocking=True))
+        assert len(waits) == expected, waits
 
-    Args:
-        waits_at: the files whose lines wait for the device, one for each time.
-        refused: the error in a CUDA graph that is being captured; None: it can be recorded.
-    """
-
-    def compare(case, waits_at=(), refused=None):
-        want = case(lambda t: t.clone())
-        with monkeypatch.context() as patch, SecondDevice(patch):
-            got = case(lambda t: t.to("cuda"))
-            waits.clear()
-            again = case(lambda t: t.to("cuda", non_blocking=True))
-            found = Counter(line.split(":")[0] for line in waits.elements())
-
-            # What ran before runs in a capture, without a copy or a wait.
-            patch.setattr(SecondDevice, "captures", True)
-            if refused is None:
+        # What ran before runs in a capture, without a copy or a wait.
+        monkeypatch.setattr(SecondDevice, "captures", True)
+        if refused is None:
+            captured = case(lambda t: OnDevice(t.clone()))[0].held
+            rounding = max(2e-6, torch.finfo(captured.dtype).eps)
+            assert relative(captured, want[0]) <= rounding
+        else:
+            with pytest.raises(RuntimeError, match=refused):
                 case(lambda t: OnDevice(t.clone()))
-            else:
-                with pytest.raises(RuntimeError, match=refused):
-                    case(lambda t: OnDevice(t.clone()))
-        for ours, repeated, cpus in zip(got, again, want, strict=True):
-            assert type(ours) is OnDevice
-            assert ours.dtype == cpus.dtype
-            assert torch.equal(ours.held, cpus)
-            assert torch.equal(repeated.held, cpus)
-        assert found == Counter(waits_at)
-
-    return compare
-
-
-ON_DEVICE = [
-    partial(add, strategy=strategy, **options)
-    for add in (learned, factorized)
-    for strategy in STRATEGY_NAMES
-    for options in ({}, {"coord": REORDERED}, {"ar_preserving": True})
-]
-ON_DEVICE += [
-    partial(learned, dtypes=(torch.float32, torch.bfloat16)),
-    partial(learned, dtypes=(torch.float64, torch.float64)),
-    partial(learned, coord=COORD.float()),
-    partial(learned, coord=COORD.float(), strategy="grid_sample", mode="bilinear"),
-]
-ON_HOST = [
-    partial(add, coord=coord, move_coord=False, strategy=strategy)
-    for add in (learned, factorized)
-    for strategy in ("matmul", "interpolate_cached")
-    for coord in (COORD, REORDERED)
-]
-ON_HOST += [
-    partial(embeds, merge=2),
-    partial(embeds, merge=2, sizes=((2, 4, 6), (1, 2, 2))),
-    partial(embeds, merge=2, length=40, padding="first"),
-    partial(embeds, merge=2, strategy="interpolate_cached"),
-]
-
-
-@pytest.mark.parametrize("case", ON_DEVICE)
-def test_coordinates_are_read_once(case, same_bits):
-    same_bits(case, [GRIDS])
-
-
-@pytest.mark.parametrize("case", ON_HOST)
-def test_coordinates_and_sizes_of_the_host_are_not_waited_for(case, same_bits):
-    same_bits(case, refused=NAMED_ERROR)
-
-
-def test_a_grid_that_comes_again_is_not_compared_with_what_was_kept(same_bits):
-    def frozen(to):
-        table = to(random(6, 5, 8))
-        coord = to(COORD)
-        x = to(torch.zeros(6, 31, 8))
-        return [fast.add_pos_embed_(x * 1, table, coord) for _ in range(3)]
-
-    same_bits(frozen, [GRIDS] * 3)
-
-
-def test_sizes_on_the_device_are_read_once(same_bits):
-    same_bits(partial(embeds, move_sizes=True), ["batch/layout.py"], refused=NAMED_ERROR)
-
-
-def linear_patch_kernel(to):
-    how = dict(in_chans=3, channels_last=True, mode="bicubic", antialias=True)
-    return [resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), **how)]
-
-
-def inverses_in_a_graph(to):
-    device = to(COORD).device
-    return [axis_inverse(n, 16, "bicubic", True, device) for n in (9, 25)]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        patch_kernel,
-        partial(patch_kernel, mode="bilinear", dtype=torch.float64),
-        partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
-        linear_patch_kernel,
-        inverses_in_a_graph,
-    ],
-)
-def test_patch_kernels_never_wait(case, same_bits):
-    same_bits(case)
-
-
-def by_plain_operations(to, where, shapes=((6, 5, 8),), antialias=True, tokens=31):
-    """What a graph holds: ``where`` says how the tokens are told their cells.
-
-    ``tokens`` None: embeddings by themselves.
-    """
-    context = "capture" if SecondDevice.captures else "export"
-    table = PositionTable(tuple(to(random(*shape)) for shape in shapes))
-    spec = ResizeSpec("bicubic", antialias)
-    if len(shapes) == 2:
-        spec = ResizeSpec("linear", antialias=False)
-    how = where(to), spec, STRATEGIES["matmul"], context
-    if tokens is None:
-        return [dispatch.resample(table, *how)]
-    x = to(random(6, tokens, 8))
-    dispatch.add(x, table, *how)
-    return [x]
-
-
-def on_device(to):
-    return Coordinates(to(COORD))
-
-
-@pytest.mark.parametrize(
-    ("where", "options"),
-    [
-        (on_device, {"shapes": ((6, 8), (5, 8))}),
-        (on_device, {"shapes": ((128, 2, 8),), "antialias": False}),
-        (lambda to: OneGrid(3, 4), {"tokens": 12}),
-    ],
-    ids=["factorized", "gathered", "images"],
-)
-def test_plain_operations_never_wait(where, options, same_bits):
-    same_bits(partial(by_plain_operations, where=where, **options))
-
-
-def test_what_plain_operations_would_copy_no_cuda_graph_records(same_bits):
-    by_coord = partial(by_plain_operations, where=lambda to: Coordinates(COORD))
-    same_bits(by_coord, ["backends/traceable.py"], NAMED_ERROR)
-
-    def sizes(to):
-        return Sizes(to(torch.tensor(SIZES)), length=31)
-
-    same_bits(partial(by_plain_operations, where=sizes, tokens=None), refused=NAMED_ERROR)
-
-
-@pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])
-@pytest.mark.parametrize("options", [{}, {"ref_feat_shape": (4, 4)}], ids=str)
-@pytest.mark.parametrize("kind", CLASSES)
-def test_rotary_embeddings_wait_where_they_are_learned(kind, options, times, same_bits):
-    case = partial(rope, kind=kind, times=times, **options)
-    if kind == "mixed":
-        same_bits(case, ["rope/batched.py"], CUDA_ERROR)
-    else:
-        same_bits(case)
+    for ours, repeated, cpus in zip(got, again, want, strict=True):
+        assert type(ours) is OnDevice
+        assert ours.dtype == cpus.dtype
+        assert torch.equal(ours.held, cpus)
+        assert torch.equal(repeated.held, cpus)
 
 
 def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
     monkeypatch.setattr(kept, "_pinned", {})
     with SecondDevice(monkeypatch):
         weight = OnDevice(random(2, 3, 6, 6))
-        monkeypatch.setattr(SecondDevice, "captures", True)
-        with pytest.raises(RuntimeError, match="run the model once before you capture"):
-            fast.resample_patch_kernel(weight, (4, 5))
-        monkeypatch.setattr(SecondDevice, "captures", False)
-        fast.resample_patch_kernel(weight, (4, 5))
+        resample = partial(fast.resample_patch_kernel, weight, (4, 5))
+        with monkeypatch.context() as patch:
+            patch.setattr(SecondDevice, "captures", True)
+            with pytest.raises(RuntimeError, match="run the model once before you capture"):
+                resample()
+        resample()
         assert not kept._pinned
         monkeypatch.setattr(SecondDevice, "captures", True)
-        fast.resample_patch_kernel(weight, (4, 5))
+        resample()
     ((rows, columns),) = kept._pinned.values()
-    assert rows.shape == (4, 6)
-    assert columns.shape == (6, 5)
+    assert (rows.shape, columns.shape) == ((4, 6), (6, 5))
+
+
+LEARNED = [
+    dict(mode="bilinear"),
+    dict(mode="bicubic"),
+    dict(mode="bicubic", ar_preserving=True),
+    dict(mode="bilinear", antialias=False, align_corners=True),
+]
+ON_METAL = [partial(learned, strategy=n, **how) for n, how in product(STRATEGY_NAMES, LEARNED)]
+ON_METAL += [partial(factorized, strategy=strategy) for strategy in STRATEGY_NAMES]
+for options in ({"move_sizes": True}, {"length": 40, "padding": "first"}, {"merge": 2}):
+    ON_METAL += [partial(embeds, strategy=strategy, **options) for strategy in EXACT]
+ON_METAL += [patch_kernel, *(partial(rope, kind=kind) for kind in CLASSES)]
+for mode, kind in product(STRATEGY_NAMES, ("learned", "factorized")):
+    ON_METAL.append(partial(three_steps, mode=mode, kind=kind, method="naflex_pos_embed"))
+    if mode != "grid_sample":  # plain images are computed by matmul
+        ON_METAL.append(partial(three_steps, mode=mode, kind=kind, method="pos_embed"))
+
+
+@pytest.mark.parametrize("case", ON_METAL)
+def test_on_metal_the_result_of_a_cpu_without_float64_and_embedding_bag(case, monkeypatch):
+    want = case(lambda tensor: tensor)
+    with SecondDevice(monkeypatch, "mps"):
+        got = [tensor.held for tensor in case(lambda t: t.to("mps:0", non_blocking=True))]
+    if "function added" in str(case):  # only F.interpolate needs grids on the host
+        assert bool(waits) == ("interpolate_cached" in str(case)), waits
+    rounding = 4e-6 if "factorized" in str(case) else 2e-6  # of two tables
+    assert (got[0] - want[0]).abs().max() <= rounding * max(1.0, want[0].abs().max().item())
+    for ours, theirs in zip(got[1:], want[1:], strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max().clamp(min=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+def test_where_an_operator_is_missing_timms_own_code_runs_and_status_says_why(monkeypatch):
+    def add(to):
+        x = to(torch.zeros(6, 31, 32))
+        module = moved(small_vit(depth=0).embeds, to)
+        module._apply_learned_naflex_pos_embed(x, to(COORD))
+        return x.detach()
+
+    want = add(lambda tensor: tensor)
+
+    enable()
+    with SecondDevice(monkeypatch, "mps", lacking=[torch.ops.aten.mm]):
+        got = add(lambda tensor: tensor.to("mps:0"))
+
+    assert torch.equal(got.held, want)
+    assert dict(status().fallbacks) == {"a device (mps) without aten.mm": 1}
+    assert status().calls == {("pos_embed", "stock"): 1}

@@ -3,11 +3,10 @@
 Inside a :class:`SecondDevice`, ``.to(NAME)`` and ``device=NAME`` make them. An operator that mixes
 them with tensors of the CPU raises, as on such a device. Where the host would wait for the device
 (what ``torch.cuda.set_sync_debug_mode`` finds: a number read back, a copy that blocks, a result
-whose size depends on values), ``waits`` counts the line of the package that asked.
+whose size depends on values), ``waits`` gets the line of the package that asked.
 """
 
-import sys
-from collections import Counter
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,21 +37,16 @@ READS_BACK = {
 # What Apple's GPUs lack, or had not before torch 2.10: these, and products of int64.
 METAL_LACKS = {aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only}
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
-waits = Counter()
+waits = []
 
 
 def wait(why):
-    """Count a wait for the device, by the innermost line of the package."""
+    """Note a wait for the device, by the innermost line of the package."""
     if SecondDevice.captures:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-    frame = sys._getframe()
-    while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(PACKAGE):
-            waits[f"{file.relative_to(PACKAGE)}:{frame.f_lineno} {why}"] += 1
-            return
-        frame = frame.f_back
-    waits[f"outside {why}"] += 1
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    ours = [f for f in frames if Path(f.f_code.co_filename).is_relative_to(PACKAGE)]
+    waits.append(f"{ours[:1]} {why}")
 
 
 class OnDevice(Tensor):
@@ -161,13 +155,11 @@ class SecondDevice(TorchDispatchMode):
     def _check_devices(self, func, tensors):
         """No operator mixes devices; but a number may be the CPU's, and an index, at a wait."""
         others = [t for t in tensors if not isinstance(t, OnDevice) and t.ndim]
-        if not others:
-            return
-        if func.overloadpacket in TAKES_INDEX and isinstance(tensors[0], OnDevice):
+        if others and func.overloadpacket in TAKES_INDEX and isinstance(tensors[0], OnDevice):
             wait("an index is copied")
-            return
-        got = f"{tuple(others[0].shape)} {others[0].dtype}"
-        raise RuntimeError(f"{func} takes a tensor of the CPU, {got}")
+        elif others:
+            shape, dtype = tuple(others[0].shape), others[0].dtype
+            raise RuntimeError(f"{func} takes a tensor of the CPU, {shape} {dtype}")
 
     def _check_copy(self, tensors, to_device, non_blocking):
         """A copy between devices waits, unless it goes to this one and may be late."""
