@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import checks
-from tests.support.checks import HALF, by_backend, by_functions, by_timms_method, run
+from tests.support.checks import HALF, by_functions, by_timms_method, run
 from tests.support.oracles import BASE, Case, cases, relative, row_major, stock, tables
-from timm_naflex_fast.backends import operator, traceable
+from timm_naflex_fast.backends import operator
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.patching.timm_methods import tables_of
 
 INTERPOLATE = "interpolate_cached"
@@ -52,24 +53,34 @@ def by_operator(case, embeds, x, coord, strategy):
     return x
 
 
+def by_plain_operations(case, embeds, x, coord):
+    """What ``stock`` does, under a transform of ``torch.func``, by what exported programs hold."""
+
+    def add(x, *tables):
+        x = x.clone()
+        if case.kind == "learned":
+            return add_pos_embed_(x, *tables, coord, **case.options)
+        return add_factorized_pos_embed_(x, *tables, coord, ar_preserving=case.ar_preserving)
+
+    out, _ = torch.func.vjp(add, x, *tables(embeds))
+    return out
+
+
 # Of coordinates.
 NUMBERS = [torch.int64, torch.int16, torch.uint8, torch.float32, torch.float16]
 BOTH_KINDS = [
     Way("eager, matmul", by_functions),
     Way("eager, interpolate_cached", partial(by_functions, strategy=INTERPOLATE), exact=True),
-    Way("traceable", partial(by_backend, backend=traceable)),
+    Way("plain operations", by_plain_operations),
+    Way("operator, matmul", partial(by_operator, strategy="matmul")),
+    Way("operator, interpolate_cached", partial(by_operator, strategy=INTERPOLATE), exact=True),
     Way("patched, grid_sample", partial(by_timms_method, strategy="grid_sample"), sampled=True),
 ]
 WAYS = [
     *BOTH_KINDS,
     *(replace(way, kind="factorized") for way in BOTH_KINDS),
-    Way("operator, matmul", partial(by_operator, strategy="matmul")),
-    Way("operator, interpolate_cached", partial(by_operator, strategy=INTERPOLATE), exact=True),
 ]
 every_way = pytest.mark.parametrize("way", WAYS, ids=str)
-without_grid_sample = pytest.mark.parametrize(
-    "way", [way for way in WAYS if not way.sampled], ids=str
-)
 
 
 def largest(embeds):
@@ -107,7 +118,7 @@ def equal_but_for_ties(case, embeds, got, x):
 @given(data=st.data())
 def test_equals_timm_forward_and_gradients(way, dtypes, data):
     case = way.drawn(data, dtypes=dtypes)
-    embeds = case.embeds()
+    embeds = case.embeds().to(data.draw(st.sampled_from([torch.float32, torch.float64])))
     coord = case.coord()
     named = coord.to(data.draw(st.sampled_from(NUMBERS)))
     x = case.x()
@@ -126,17 +137,20 @@ def test_equals_timm_forward_and_gradients(way, dtypes, data):
         assert (got - want).abs().max() <= 2e-6 * largest(embeds) * (1 + (way.kind == "factorized"))
     else:
         assert equal_but_for_ties(case, embeds, got, x)
+    if way.kind == "learned" and not way.sampled:  # a grid of the table's size is added as it is
+        is_own = (coord.amax(1) + 1 == torch.tensor(case.table_size)).all(1)
+        assert torch.equal(got[is_own], want[is_own])
     if case.dtype == torch.float32:
         assert all_close(got_gp, want_gp)
         embeds.requires_grad_(False)
         for needs_grad in (True, False, False, False):  # the table is met, kept, and taken
             frozen = x.detach().requires_grad_(needs_grad) * 1
-            way.add(case, embeds, frozen, coord)
+            frozen = way.add(case, embeds, frozen, coord)
             assert frozen.requires_grad == needs_grad
             assert torch.equal(bits(frozen), bits(got))
 
 
-@pytest.mark.parametrize("add", [by_functions, partial(by_backend, backend=traceable)])
+@pytest.mark.parametrize("add", [by_functions, by_plain_operations])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @torch.no_grad()
 def test_lines_of_half_precision_are_rounded_once_and_nearer_to_float32_than_timms(add, dtype):
@@ -148,12 +162,12 @@ def test_lines_of_half_precision_are_rounded_once_and_nearer_to_float32_than_tim
     stock(case, case.embeds(), exact, case.coord())
     theirs, mine = torch.zeros(2, 2, 280, 64, dtype=dtype)
     stock(case, case.embeds(), theirs, case.coord())
-    add(case, case.embeds(), mine, case.coord())
+    mine = add(case, case.embeds(), mine, case.coord())
 
     assert (mine - exact).square().mean() <= 0.6 * (theirs - exact).square().mean()
 
 
-@pytest.mark.parametrize("add", [by_functions, partial(by_backend, backend=traceable)])
+@pytest.mark.parametrize("add", [by_functions, by_plain_operations])
 @given(data=st.data())
 @torch.no_grad()
 def test_learned_is_as_close_to_float64_as_timm(add, data):
@@ -168,7 +182,7 @@ def test_learned_is_as_close_to_float64_as_timm(add, data):
         tokens[: len(image)] = image[: case.length]
 
     stock(case, embeds, theirs, case.coord())
-    add(case, embeds, mine, case.coord())
+    mine = add(case, embeds, mine, case.coord())
 
     one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
     assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
@@ -202,10 +216,9 @@ def test_reordered_doubled_and_lost_tokens_leave_each_its_cell_and_gradient(way,
 
     got = way.add(case, embeds, torch.zeros_like(want), coord)
 
-    weight = torch.randn(want.shape)
-    want_grads = torch.autograd.grad((want * weight).sum(), tables(embeds), retain_graph=True)
-    got_grads = torch.autograd.grad((got * weight).sum(), tables(embeds))
-    assert all_close(got_grads, want_grads)
+    weight = torch.randn(3, *want.shape)
+    grad = partial(torch.autograd.grad, grad_outputs=weight, is_grads_batched=True)
+    assert all_close(grad(got, tables(embeds)), grad(want, tables(embeds)))
     close = partial(torch.testing.assert_close, atol=0 if way.exact else 2e-6, rtol=0)
     close(got, want)
     with torch.no_grad():
@@ -222,37 +235,23 @@ def usual_and_inside(way, context):
     return (usual, *usual_grads), (inside, *inside_grads)
 
 
+def lowered(precision):
+    before = torch.get_float32_matmul_precision()
+    return checks.during(torch.set_float32_matmul_precision, precision, after=before)
+
+
 @every_way
-def test_autocast_changes_no_bit(way):
+def test_autocast_and_lowered_matmul_precision_change_nothing(way):
     usual, inside = usual_and_inside(way, torch.autocast("cpu", torch.bfloat16))
     assert all(map(torch.equal, inside, usual))
+    for precision in ("high", "medium"):
+        (usual, *usual_grads), (inside, *grads) = usual_and_inside(way, lowered(precision))
+        torch.testing.assert_close(inside, usual, atol=2e-6, rtol=0)
+        for lower, full in zip(grads, usual_grads, strict=True):
+            assert relative(lower, full) <= 1e-6
 
 
-@every_way
-@pytest.mark.parametrize("precision", ["high", "medium"])
-def test_lowered_matmul_precision_changes_nothing(way, precision):
-    before = torch.get_float32_matmul_precision()
-    lowered = checks.during(torch.set_float32_matmul_precision, precision, after=before)
-    usual, inside = usual_and_inside(way, lowered)
-    torch.testing.assert_close(inside[0], usual[0], atol=2e-6, rtol=0)
-    for lower, full in zip(inside[1:], usual[1:], strict=True):
-        assert relative(lower, full) <= 1e-6
-
-
-@without_grid_sample
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_grid_of_the_tables_size_is_added_as_it_is(way, dtype):
-    case = way.case(sizes=[(6, 5), (3, 4)], length=33, dtype=dtype)
-    embeds = case.embeds().to(dtype).requires_grad_(False)
-    for table in tables(embeds):
-        table += 1e-12
-    want, got = torch.zeros(2, 2, 33, 4, dtype=dtype)
-    stock(case, embeds, want, case.coord())
-    way.add(case, embeds, got, case.coord())
-    assert torch.equal(got[0], want[0])
-
-
-@without_grid_sample
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.sampled], ids=str)
 @pytest.mark.parametrize("named", [0, -(2**40)])
 @pytest.mark.parametrize("mode", [nullcontext(), checks.Watch(lambda *_: None)], ids=["", "seen"])
 def test_padding_keeps_every_bit_and_gives_no_gradient_whatever_it_names(way, named, mode):
@@ -289,7 +288,7 @@ def test_what_is_not_finite_in_timms_result_is_not_finite_in_ours(way, data):
     want = case.x()
     got = case.x()
     stock(case, embeds, want, case.coord())
-    way.add(case, embeds, got, case.coord())
+    got = way.add(case, embeds, got, case.coord())
     assert not got[~want.isfinite()].isfinite().any()
 
 

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.oracles import seeded, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.patching.timm_methods import tables_of
 
 slow = partial(pytest.param, marks=pytest.mark.slow)  # what only ``pytest -m slow`` runs
 HALF = (torch.bfloat16, torch.float16)
@@ -56,18 +55,11 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
     return add_factorized_pos_embed_(x, *tables(embeds), coord, **options)
 
 
-def by_backend(case, embeds, x, coord, backend):
-    """What ``stock`` does, by one backend."""
-    backend.add(x, tables_of(embeds).whole(), coord, case.spec())
-    return x
-
-
 def run(add, case, embeds, coord, x=None):
     """Output, gradient of x and gradients of the tables, for a fixed random upstream gradient."""
     x = case.x() if x is None else x
     leaf = x.requires_grad_()
-    out = leaf * 1  # timm adds into an activation, not into a leaf
-    add(case, embeds, out, coord)
+    out = add(case, embeds, leaf * 1, coord)  # timm adds into an activation, not into a leaf
     weight = torch.randn(out.shape, generator=seeded(3)).to(out)
     grads = torch.autograd.grad((out * weight).sum(), [leaf, *tables(embeds)])
     return out.detach(), grads[0], grads[1:]

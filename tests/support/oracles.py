@@ -191,6 +191,7 @@ def stock(case, embeds, x, coord):
     """timm's own NaFlex position embedding for this case, in place."""
     suffix = "_grid_sample" if case.use_grid_sample else ""
     STOCK[f"_apply_{case.kind}_naflex_pos_embed{suffix}"](embeds, x, patch_coord=coord)
+    return x
 
 
 def reference(table, size, spec):
