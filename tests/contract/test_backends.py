@@ -73,12 +73,12 @@ BOTH_KINDS = [
     Way("eager, interpolate_cached", partial(by_functions, strategy=INTERPOLATE), exact=True),
     Way("plain operations", by_plain_operations),
     Way("operator, matmul", partial(by_operator, strategy="matmul")),
-    Way("operator, interpolate_cached", partial(by_operator, strategy=INTERPOLATE), exact=True),
     Way("patched, grid_sample", partial(by_timms_method, strategy="grid_sample"), sampled=True),
 ]
 WAYS = [
     *BOTH_KINDS,
     *(replace(way, kind="factorized") for way in BOTH_KINDS),
+    Way("operator, interpolate_cached", partial(by_operator, strategy=INTERPOLATE), exact=True),
 ]
 every_way = pytest.mark.parametrize("way", WAYS, ids=str)
 

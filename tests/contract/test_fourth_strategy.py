@@ -12,7 +12,8 @@ def by_loop(table, sizes, resampling):
     """Products of dense matrices, grid by grid."""
     from .resampling.dense import definition
 
-    return definition(table.whole().double(), sizes, resampling.spec)
+    whole = table.whole().double()
+    return definition(whole.view(whole.shape[-3:]), sizes, resampling.spec)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)
