@@ -66,11 +66,9 @@ LAYERS = {
         "patching",
         "behaviour/test_handles.py",
         "behaviour/test_compiled_choice.py",
-        "behaviour/test_models.py",
     ),
     "model": (
         "behaviour/test_models.py",
-        "rope/test_modules.py",
         "behaviour/test_distributed.py",
         "behaviour/test_dtensor.py",
     ),
