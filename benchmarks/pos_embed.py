@@ -31,12 +31,11 @@ from timm_naflex_fast.commands.measure.bench.workloads import (
 )
 from timm_naflex_fast.commands.measure.contenders import BASELINE, CONTENDERS, use
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.patching.library import original
-from timm_naflex_fast.patching.timm_methods import EMBEDS
 from timm_naflex_fast.resampling import kept
 
 LEARNED = "_apply_learned_naflex_pos_embed"
 SAMPLED = "_apply_learned_naflex_pos_embed_grid_sample"
+OWN = dict(vars(NaFlexEmbeds))  # timm's methods, before any is replaced
 PLAIN_ADD = "plain-add"
 """A contender that adds ready numbers to the tokens: it shows what touching the memory costs."""
 
@@ -225,7 +224,7 @@ def ready(name: str, embeds: Any) -> AbstractContextManager[None]:
         method = SAMPLED
         if name == BASELINE:
             method = LEARNED
-        setattr(embeds, LEARNED, original((EMBEDS, method)).__get__(embeds))
+        setattr(embeds, LEARNED, OWN[method].__get__(embeds))
     return use(name, embeds)
 
 

@@ -193,8 +193,9 @@ def test_what_one_module_has_of_its_own_is_named_when_it_is_given(monkeypatch):
 @pytest.mark.parametrize("order", [("timm", "transformers"), ("transformers", "timm")])
 def test_of_several_libraries_all_are_checked_before_the_first_is_changed(order, monkeypatch):
     siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
-    forward = lambda self, pixel_values, spatial_shapes, extra=None: None
-    monkeypatch.setattr(siglip2.Siglip2VisionEmbeddings, "forward", defined_in(siglip2, forward))
+    resize = lambda positional_embeddings, spatial_shapes, max_length, extra=None: None
+    resize = staticmethod(defined_in(siglip2, resize))
+    monkeypatch.setattr(siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", resize)
     with pytest.raises(RuntimeError, match=r"extra=None.*Nothing was changed"):
         enable(library=order)
     assert is_pristine()

@@ -177,7 +177,9 @@ class Sizes(NamedTuple):
         cell_index = {}
         if self.merge > 1:
             for (h, w), frames_of_size in samples.items():
-                y, x = row_major(torch.tensor([[h, w]], device="cpu"), h * w, self.merge)[0].unbind(1)
+                y, x = row_major(torch.tensor([[h, w]], device="cpu"), h * w, self.merge)[0].unbind(
+                    1
+                )
                 cell = (y * w + x).to(table.device, non_blocking=True)
                 cell_index.update(dict.fromkeys(frames_of_size, cell))
         dtype = torch.promote_types(table.dtype, torch.float32)

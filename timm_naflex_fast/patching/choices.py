@@ -104,7 +104,8 @@ class Choice:
     """
 
     settings: Settings
-    libraries: tuple[Any, ...]  # each a ``Library``: where ours is put for it
+    # Each a ``Library``, in which ours is put for it; none for the library's own code.
+    libraries: tuple[Any, ...] = ()
     counts: Counts = field(default_factory=Counts)
     handle: Any = lambda: None  # a weak reference to what can end it
     places: WeakSet[Any] = field(default_factory=WeakSet)  # the modules, or libraries, that have it
@@ -126,6 +127,14 @@ def holding() -> list[Choice]:
     return [choice for choice in list(all_choices.values()) if not choice.ended]
 
 
+def libraries_in_use() -> set[Any]:
+    """The libraries in which ours is put for a choice that holds."""
+    used: set[Any] = set()
+    for choice in holding():
+        used.update(choice.libraries)
+    return used
+
+
 def put(choice: Choice, places: Sequence[Any]) -> None:
     """Let a choice hold from now on: for these modules, or for every model of these libraries."""
     choice.places.update(places)
@@ -138,12 +147,11 @@ def end(choice: Choice) -> None:
     """Let the newest of what is left hold. A place without choices is left as it was."""
     choice.ended = True
     for place in list(choice.places):
-        if CHOICES_ATTRIBUTE in vars(place):
-            left = _left(place)
-            if left:
-                vars(place)[CHOICES_ATTRIBUTE] = left
-            else:
-                del vars(place)[CHOICES_ATTRIBUTE]
+        left = _left(place)
+        if left:
+            vars(place)[CHOICES_ATTRIBUTE] = left
+        else:
+            vars(place).pop(CHOICES_ATTRIBUTE, None)
 
 
 def _left(place: Any) -> tuple[Choice, ...]:

@@ -21,14 +21,13 @@ call_counts = Counts()
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard
 # on the counts.
 @constant_while_traced
-def record_call(component: str, strategy: str, reason: str | None, library: str) -> None:
+def record_call(component: str, strategy: str, reason: str, library: str) -> None:
     """Count one call for ``status()``; at the first that the library's own code has to do, warn."""
     call_counts.calls[component, strategy] += 1
-    if reason is not None:
+    if reason:
         call_counts.fallbacks[reason] += 1
         if call_counts.fallbacks[reason] == 1:
-            message = f"{reason} stays with {library}'s own code"
-            warn(message)
+            warn(f"{reason} stays with {library}'s own code")
 
 
 def warn(message: str) -> None:
@@ -38,15 +37,14 @@ def warn(message: str) -> None:
     PyTorch's and of the model's, more or less of them by method and release.
     """
     level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and _package_of(frame) in LIBRARIES:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
+        if package not in LIBRARIES:
+            break
         frame = frame.f_back
         level += 1
     warnings.warn(f"timm_naflex_fast: {message}", stacklevel=level)
 
 
 LIBRARIES = ("timm_naflex_fast", "timm", "transformers", "accelerate", "torch")
-
-
-def _package_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -6,16 +6,54 @@ Tests: tests/patching/test_status.py.
 """
 
 import re
-from types import FrameType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..tracing import context_of, why_unsupported
 from . import counts, graphs
 from .choices import CHOICES_ATTRIBUTE, STOCK, Settings
-from .library import Library, Replacement, original, overridden_by
+from .library import Key, Library
+
+Function = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class Replacement:
+    """What takes the place of one method or function of a library.
+
+    As a decorator it says what computes: a function (strategy, *arguments of the method) that
+    gives the method's result. Or it says in words why the library's own code has to run: "" where
+    that is as it should be.
+    """
+
+    library: Library
+    key: Key
+    component: str
+    # By the component's mode; the library's own code under every other mode.
+    strategies: Mapping[str, str]
+    # By mode: the library's own method that has its result, if it is another one.
+    own: Mapping[str, Key] = field(default_factory=dict)
+    # Whether a call of the library's own code is counted here; else by another that it calls.
+    counts_own: bool = True
+    # The library's own function. It stays here: another package may have saved ours, and call it
+    # when it is gone.
+    original: Any = None
+    replaced: Any = None  # the same as its class has it, perhaps a static method
+    is_static: bool = False
+
+    def __call__(self, compute: Function) -> Function:
+        """Let this function compute, from ``enable()`` on."""
+
+        def function(*arguments: Any, **options: Any) -> Any:
+            return serve(self, arguments, options)
+
+        self.compute = compute
+        self.function = function
+        self.library.replacements[self.key] = self
+        return compute
 
 
 def settings_for(module: Any, library: Library) -> Settings:
@@ -39,7 +77,7 @@ def settings_for(module: Any, library: Library) -> Settings:
     return STOCK
 
 
-def serve(replacement: Replacement, *arguments: Any) -> Any:
+def serve(replacement: Replacement, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The result of a method: by ours, or by the library's own code, as chosen.
 
     It is counted once: before the library's own code, or after ours.
@@ -47,83 +85,44 @@ def serve(replacement: Replacement, *arguments: Any) -> Any:
     Args:
         replacement: of the method, or function.
         arguments: of the method; first the module that has it.
+        options: its arguments by name.
 
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
     library = replacement.library
-    settings = settings_for(arguments[0], library)
+    module = arguments[0] if arguments else None
+    settings = settings_for(module, library)
     mode = getattr(settings, replacement.component)
     strategy = replacement.strategies.get(mode, "stock")
+    if replacement.is_static and isinstance(module, nn.Module):
+        arguments = arguments[1:]
     own = replacement.key
-    reason = None
+    reason = ""
     if strategy != "stock":
-        result = _by_ours(replacement, strategy, arguments)
+        result = _by_ours(replacement, strategy, arguments, options)
         if not isinstance(result, str):
-            counts.record_call(replacement.component, strategy, None, library.name)
+            counts.record_call(replacement.component, strategy, "", library.name)
             return result
-        if settings.strict:
-            needs = f"{result} needs {library.name}'s own code"
-            raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
         reason = result
+        if reason and settings.strict:
+            needs = f"{reason} needs {library.name}'s own code"
+            raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
         own = replacement.own.get(mode, own)
     if replacement.counts_own:
         counts.record_call(replacement.component, "stock", reason, library.name)
-    return original(own)(*arguments)
+    return library.replacements[own].original(*arguments, **options)
 
 
-def _by_ours(replacement: Replacement, strategy: str, arguments: tuple[Any, ...]) -> Any:
+def _by_ours(
+    replacement: Replacement, strategy: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
     """The result of ours; or in words why the library's own code has to run."""
-    reason = replacement.why_not(*arguments)
-    if reason is None and replacement.skips:
-        reason = overridden_by(replacement.library, arguments[0], replacement.skips)
-    if reason is not None:
-        return reason
-    tensors = replacement.tensors(*arguments)
-    context = None
-    if tensors:
-        context = context_of(*tensors)
-    # Of all tensors at once: can our sums take them?
-    if context is not None:
-        reason = why_unsupported(*tensors)
-        if reason is not None:
-            return reason
     try:
-        return replacement.compute(strategy, context, tensors, *arguments)
+        return replacement.compute(strategy, *arguments, **options)
     except NotImplementedError as error:
         # PyTorch names the operator; any other is an error of the user's, as of a hook.
-        named = re.search(r"aten[.:]+\w+", str(error))
-        if named is None or not tensors:
+        operator = re.search(r"aten[.:]+\w+", str(error))
+        if operator is None:
             raise
-        return f"a device ({tensors[0].device.type}) without {named.group()}"
-
-
-def note_missed(replacement: Replacement, *, at: FrameType) -> None:
-    """The library's own method runs: count it, if ours should have run in its place.
-
-    That is so where ours did not hand it on, as somebody had saved it before ``enable()``.
-
-    Args:
-        replacement: of the method.
-        at: the frame in which the library's own method runs.
-
-    Raises:
-        RuntimeError: ``enable(strict=True)`` forbids it.
-    """
-    frame: FrameType | None = at
-    while frame is not None:
-        if frame.f_code is serve.__code__ and frame.f_locals["replacement"] is replacement:
-            return
-        frame = frame.f_back
-    library = replacement.library
-    settings = settings_for(at.f_locals.get("self"), library)
-    if getattr(settings, replacement.component) == "stock":
-        return
-    owner = replacement.key[0].partition(":")[2]
-    reason = (
-        f"a {owner}.{replacement.key[1]} that was saved or wrapped before enable(), as by "
-        "accelerate's device_map,"
-    )
-    if settings.strict:
-        raise RuntimeError(f"{reason} hides ours, and enable(strict=True) forbids it")
-    counts.record_call(replacement.component, "stock", reason, library.name)
+        return f"a device without {operator.group()}"

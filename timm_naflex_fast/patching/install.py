@@ -16,7 +16,6 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..resampling import kept
@@ -29,21 +28,15 @@ from .choices import (
     check_name,
     end,
     holding,
+    libraries_in_use,
     lock,
     parse_settings,
     put,
 )
 from .counts import call_counts, warn
-from .decide import note_missed, settings_for
+from .decide import Replacement, settings_for
 from .graphs import forget_graphs
-from .library import (
-    Key,
-    Library,
-    Replacement,
-    hidden,
-    is_ours,
-    originals,
-)
+from .library import Library, has, hidden, is_ours
 from .not_served import not_served
 from .releases import check_supported
 
@@ -105,95 +98,53 @@ def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool)
         warn(message)
 
 
-def _places(library: Library) -> list[tuple[Any, Key]]:
-    """Where each method is, and the modules of the library that imported a function by name."""
-    everywhere = []
+def _places(library: Library) -> list[tuple[Any, str, Replacement]]:
+    """What has the methods, their names, and what replaces them.
+
+    A function is in all modules of the library, too, that have imported it by name.
+    """
+    places = []
     for key, owner in library.owners().items():
-        everywhere.append((owner, key))
-        if not isinstance(owner, ModuleType):
-            continue
-        # What ``from module import function`` gave: ours or the library's own, whichever was there.
-        _, name = key
-        known = library.replacements[key].function, originals.get(key), vars(owner).get(name)
-        for path, module in list(sys.modules.items()):
-            if path.startswith(f"{library.name}.") and module is not owner:
-                function = getattr(module, name, None)
-                if function is not None and function in known:
-                    everywhere.append((module, key))
-    return everywhere
+        owners = [owner]
+        if isinstance(owner, ModuleType):
+            for name, module in list(sys.modules.items()):
+                if name.startswith(f"{library.name}."):
+                    owners.append(module)
+        for each in owners:
+            places.append((each, key[1], library.replacements[key]))
+    return places
 
 
 def _put_on(library: Library) -> bool:
     """Put ours where the library's own functions are. Whether there was any."""
     replaced = False
-    for owner, key in _places(library):
-        method = vars(owner)[key[1]]
-        if not library.wrote(method):
-            continue
-        replacement = library.replacements[key]
-        ours = replacement.function
-        # Ours gets the method's name: a pickle of it can be read without this package.
-        for attribute in ("__module__", "__name__", "__qualname__"):
-            setattr(ours, attribute, getattr(method, attribute))
-        originals[key] = method
-        library.in_place.add(key)
-        setattr(owner, key[1], ours)
-        if key[1] == "forward":
-            for name in replacement.skips:
-                _watch(owner, name, replacement)
-        replaced = True
+    for owner, name, replacement in _places(library):
+        method = vars(owner).get(name)
+        if library.wrote(method):
+            # Ours gets the method's name: a pickle of it can be read without this package.
+            replacement.original = getattr(owner, name)
+            functools.update_wrapper(replacement.function, replacement.original, updated=())
+            replacement.replaced = method
+            replacement.is_static = isinstance(method, staticmethod)
+            setattr(owner, name, replacement.function)
+            replaced = True
     return replaced
-
-
-def _watch(owner: Any, name: str, replacement: Replacement) -> None:
-    """Let what the library's own ``forward`` calls, and ours does not, tell that it was called.
-
-    A ``forward`` that somebody saved on a module before ``enable()``, as accelerate's hooks do, is
-    called in place of ours.
-    """
-    method = vars(owner).get(name)
-    function = getattr(method, "__func__", method)
-    if function is None or is_ours(function):
-        return
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            note_missed(replacement, at=sys._getframe(1))
-        return function(*arguments, **options)
-
-    functools.update_wrapper(watched, function)
-    originals[replacement.key[0], name] = method
-    setattr(owner, name, staticmethod(watched) if isinstance(method, staticmethod) else watched)
 
 
 def take_off_unneeded() -> None:
     """Put a library's own functions back where no choice needs ours, but for what is under another
     package's; and count what runs for the newest choice."""
-    needed: set[Library] = set()
     counts = Counts()
     for choice in holding():
         counts = choice.counts
-        if choice.settings != STOCK:
-            needed.update(choice.libraries)
     call_counts.calls = counts.calls
     call_counts.fallbacks = counts.fallbacks
+    needed = libraries_in_use()
     for library in known_libraries.values():
-        if library not in needed and library.in_place:
-            _take_off(library)
-
-
-def _take_off(library: Library) -> None:
-    covered = set()
-    for owner, key in _places(library):
-        method = vars(owner).get(key[1])
-        if is_ours(method):
-            setattr(owner, key[1], originals[key])
-            for name in library.replacements[key].skips:
+        if library not in needed:
+            for owner, name, replacement in _places(library):
                 if is_ours(vars(owner).get(name)):
-                    setattr(owner, name, originals[key[0], name])
-        elif not library.wrote(method):
-            covered.add(key)  # it may still call ours
-    library.in_place.intersection_update(covered)
+                    setattr(owner, name, replacement.replaced)
 
 
 def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
@@ -207,8 +158,8 @@ def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
     libraries = imported_libraries()
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     for library in libraries:
-        classes = tuple(each for each in library.owners().values() if isinstance(each, type))
-        inside = [part for part in parts if isinstance(part, classes)]
+        owners = set(library.owners().values())
+        inside = [part for part in parts if any(has(part, owner) for owner in owners)]
         if inside:
             modules[library] = inside
     if not modules:
@@ -262,9 +213,8 @@ def enable(
     """Replace a library's resampling, for every model (made before or after) or for one.
 
     ``status()`` counts anew. The newest call holds, until its handle is left or ``disable()`` ends
-    all. What another package has put on one module before (accelerate's hooks), or a derived class
-    has, is left as it is, with a warning: for ``model`` at once; without one, in transformers, at
-    its first call. On a class of the library it is an error.
+    all. What another package has put in place of a method before is an error that names it; on one
+    module, or in a derived class, it is left as it is, and ``enable(model=...)`` warns of it.
 
     Args:
         mode: "matmul" (timm's result to float32 rounding, fastest), "interpolate_cached" (timm's
@@ -304,11 +254,11 @@ def enable(
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
-    names = (library,) if isinstance(library, str) else library
-    for name in names:
-        check_name("library", name, tuple(LIBRARIES))
     modules: dict[Library, list[nn.Module]] = {}
     if model is None:
+        names = (library,) if isinstance(library, str) else library
+        for name in names:
+            check_name("library", name, tuple(LIBRARIES))
         libraries = [_import_library(name, all_parts=True) for name in names]
     else:
         modules = modules_of(model)
@@ -320,7 +270,7 @@ def enable(
         if sentences:
             raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
-    choice = Choice(settings, tuple(libraries))
+    choice = Choice(settings)
     handle = Handle(choice)
     replaced = False
     with lock:
@@ -331,6 +281,7 @@ def enable(
                 _say_what_stays(each, modules.get(each, []), strict=strict)
             for each in libraries:
                 replaced |= _put_on(each)
+            choice.libraries = tuple(libraries)
         put(choice, list(itertools.chain(*modules.values())) or libraries)
         take_off_unneeded()
     forget_graphs(replaced=replaced)
@@ -365,7 +316,7 @@ def disable(model: nn.Module | None = None) -> None:
     with lock:
         if any(settings_for(None, library) != STOCK for library in by_library):
             counts = holding()[-1].counts  # what was counted goes on
-            put(Choice(STOCK, (), counts), modules)
+            put(Choice(STOCK, counts=counts), modules)
         else:
             for module in modules:
                 vars(module).pop(CHOICES_ATTRIBUTE, None)

@@ -6,9 +6,8 @@ Tests: tests/patching/test_not_served.py.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType
 
 from torch import nn
 
@@ -39,65 +38,50 @@ def resizes_table(cls: type) -> bool:
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for method, function in vars(base).items():
             function = getattr(function, "__func__", function)  # of a static method
-            if type(function) is FunctionType:
-                inside = set(_names_in(function.__code__))
-                names |= inside | {method}
-                if method == "__init__":
-                    made |= inside
+            inside = set(_names_in(getattr(function, "__code__", None)))
+            names |= inside | {method}
+            if method == "__init__":
+                made |= inside
     if any(map(RESIZES_POSITIONS.search, names - {FOR_TEXT})):
         return True
     has_table = not made.isdisjoint(MADE_BY) and any(map(TABLE.match, made))
     return has_table and not names.isdisjoint(RESIZED_BY)
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The attributes and globals that a function names, those of functions inside it too."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
+def _names_in(code: object) -> Iterator[str]:
+    """The attributes and globals that code names, that of functions inside it too."""
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for constant in code.co_consts:
             yield from _names_in(constant)
 
 
 def not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[str]:
-    """Which of these classes nobody may take for one that is replaced, in sentences.
+    """A sentence on those of these classes that nobody may take for one that is replaced.
 
     Args:
-        libraries: whose classes are known.
+        libraries: whose classes are replaced.
         classes: of a model's modules, or ``loaded_classes()``.
     """
-    served: tuple[type, ...] = ()
-    homes = {}
+    served: list[type] = []
     for library in libraries:
-        for owner in library.owners().values():
-            if isinstance(owner, type):
-                served += (owner,)
-                homes[owner.__name__] = owner.__module__
-    copies = []
-    names = {}
+        served += [owner for owner in library.owners().values() if isinstance(owner, type)]
+    names = []
     for cls in dict.fromkeys(classes):
-        if issubclass(cls, served):
-            continue
-        if cls.__name__ in homes:
-            home = homes[cls.__name__]
-            copies.append(
-                f"{cls.__name__} of {cls.__module__} is a copy of {home}'s; nothing is replaced in "
-                "a copy"
-            )
-        elif resizes_table(cls):
-            names[cls.__name__] = True
-    if names:
-        copies.append(
-            f"nothing is replaced in {', '.join(names)}: position tables are resized there by "
-            "other code, under every mode"
-        )
-    return copies
+        if not issubclass(cls, tuple(served)) and resizes_table(cls):
+            names.append(f"{cls.__module__}.{cls.__name__}")
+    if not names:
+        return []
+    return [
+        f"nothing is replaced in {', '.join(names)}: position tables are resized there by other "
+        "code, under every mode"
+    ]
 
 
 def loaded_classes() -> Iterator[type]:
     """The classes of modules in the files that transformers has loaded with models."""
-    for name, file in list(sys.modules.items()):
-        if name.startswith(LOADED_WITH_MODELS):
-            for value in list(vars(file).values()):
-                is_module = isinstance(value, type) and issubclass(value, nn.Module)
-                if is_module and value.__module__ == name:
-                    yield value
+    classes: list[type] = [nn.Module]
+    for cls in classes:  # grows
+        classes += cls.__subclasses__()
+        if cls.__module__.startswith(LOADED_WITH_MODELS):
+            yield cls

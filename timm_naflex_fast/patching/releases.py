@@ -11,7 +11,8 @@ import re
 import sys
 from typing import Any
 
-from .library import Library, named, owner_of, runs_ours
+from .choices import libraries_in_use
+from .library import Library, calls_ours, named, owner_of
 
 
 def version_of(library: Library) -> tuple[int, ...]:
@@ -25,10 +26,11 @@ def check_supported(library: Library) -> None:
 
     Raises:
         RuntimeError: the library is too old, or a method is missing, another package's, or takes
-            other arguments (names, order, defaults) than ours, or, in a release newer than any that we know, one
-            reads other attributes or is not called any more; names all.
+            other arguments (names, order, defaults) than ours, or, in a release newer than any that
+            we know, one reads other attributes or is not called any more; names all.
     """
     version = version_of(library)
+    is_in_use = library in libraries_in_use()
     # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
     for key, owner in library.owners().items():
@@ -36,16 +38,19 @@ def check_supported(library: Library) -> None:
         method = vars(owner).get(key[1])
         if method is None:
             wrong.append(f"{label} is missing")
-        elif not (library.wrote(method) or runs_ours(method)):
-            if key not in library.in_place:  # over ours it may call ours
-                raise RuntimeError(
-                    f"{named(owner, key[1], method)}; to put that over ours, call enable() before. "
-                    "Nothing was changed"
-                )
-        elif _arguments(method) != _arguments(library.replacements[key].function):
-            wrong.append(f"{label} takes {inspect.signature(method)}")
+        elif library.wrote(method):
+            function = getattr(owner, key[1])
+            # Ours has the strategy before the method's own arguments.
+            if ["strategy", *_arguments(function)] != _arguments(library.replacements[key].compute):
+                wrong.append(f"{label} takes {inspect.signature(function)}")
+        # What is over ours may call it.
+        elif not (is_in_use or calls_ours(method, key[1])):
+            raise RuntimeError(
+                f"{named(label, method)}; to put that over ours, call enable() before. "
+                "Nothing was changed"
+            )
     # Where ours is in place, all were compared before it was.
-    if version > library.newest and not library.in_place:
+    if version > library.newest and not is_in_use:
         wrong += _read_differently(library)
     if wrong:
         oldest = ".".join(map(str, library.oldest))
@@ -55,6 +60,12 @@ def check_supported(library: Library) -> None:
             f"timm_naflex_fast ({oldest} to {newest} are, and newer ones as long as what it "
             f"replaces is the same): {'; '.join(wrong)}. Nothing was changed"
         )
+
+
+def _arguments(function: Any) -> list[str]:
+    """Their names and defaults, in order, without the annotations."""
+    parameters = inspect.signature(function).parameters.values()
+    return [str(each.replace(annotation=each.empty)) for each in parameters]
 
 
 def _read_differently(library: Library) -> list[str]:
@@ -69,14 +80,16 @@ def _read_differently(library: Library) -> list[str]:
             label = f"{owner.__name__}.{name}"
             try:
                 changed = attributes_of(getattr(owner, name)) ^ set(attributes.split())
-                if changed:
-                    which = ", ".join(sorted(changed))
-                    wrong.append(f"{label} reads what it did not, or no longer: {which}")
                 # A public method may be called from anywhere.
-                if name.startswith("_") and name not in attributes_of(owner):
-                    wrong.append(f"nothing calls {label} any more")
+                is_called = not name.startswith("_") or name in attributes_of(owner)
             except (AttributeError, OSError):
                 wrong.append(f"{label} is missing, or has no source")
+                continue
+            if changed:
+                which = ", ".join(sorted(changed))
+                wrong.append(f"{label} reads what it did not, or no longer: {which}")
+            if not is_called:
+                wrong.append(f"nothing calls {label} any more")
     return wrong
 
 
@@ -94,8 +107,3 @@ def attributes_of(function: Any) -> set[str]:
     if re.search(r"\bself\b", source):
         pattern = r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)"""
     return set(re.findall(pattern, source))
-
-
-def _arguments(function: Any) -> tuple[Any, ...]:
-    # Not the annotations, which come last: they say nothing of how a method is called.
-    return inspect.getfullargspec(inspect.unwrap(function))[:-1]

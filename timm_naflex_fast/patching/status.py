@@ -3,17 +3,26 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..text_table import table
 from . import graphs
-from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Settings, holding, lock
+from .choices import (
+    CHOICES_ATTRIBUTE,
+    STOCK,
+    VALID_MODES,
+    Settings,
+    holding,
+    libraries_in_use,
+    lock,
+)
 from .counts import call_counts
 from .decide import settings_for
-from .install import imported_libraries, known_libraries, modules_of, take_off_unneeded
-from .library import Library, has, hidden, hiding
+from .install import imported_libraries, modules_of, take_off_unneeded
+from .library import Library, calls_ours, has, hidden
 from .not_served import loaded_classes, not_served
 from .releases import version_of
 
@@ -30,11 +39,10 @@ class Status:
 
     ``flags`` are the settings for every model (or of the one asked about), ``models`` those of
     models that have their own. ``replaced`` maps the libraries' methods to what computes them
-    (empty when nothing is replaced). Since the last ``enable()``: ``calls`` counts what computed
-    which component, ``fallbacks`` why a library's own code ran although something else was chosen.
-    Under ``torch.compile`` each trace counts, and the calls of a finished graph do not. ``notes``
-    are sentences on what a user may not expect. ``patched`` names the libraries of which anything
-    is replaced in this process.
+    (empty when nothing is replaced) in the ``scope``. Since the last ``enable()``: ``calls`` counts
+    what computed which component, ``fallbacks`` why a library's own code ran although something
+    else was chosen. Under ``torch.compile`` each trace counts, and the calls of a finished graph do
+    not. ``notes`` are sentences on what a user may not expect.
     """
 
     flags: Settings
@@ -46,33 +54,23 @@ class Status:
     fallbacks: dict[str, int]
     notes: tuple[str, ...]
     scope: str
-    patched: tuple[str, ...]
 
     def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
-        if not self.patched:
-            nothing = "nothing is patched in this process (every model is stock)"
-            lines.append(f"{nothing}: {HOW_TO_PATCH}")
-        elif not self.replaced:
-            names = " and ".join(self.patched)
-            lines.append(f"nothing is replaced in {self.scope} (patched in this process: {names})")
-        else:
-            by = f"by, in {self.scope}"
-            lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
-            for settings in self.models:
-                lines.append(f"one model has its own: {in_words(settings)}")
-            lines += ["", self._what_ran(), *self.why_stock()]
-        return "\n".join([*lines, *self.notes])
-
-    def _what_ran(self) -> str:
-        """The counts, as a table."""
+        if not self.replaced:
+            lines.append(f"nothing is replaced in {self.scope}: {HOW_TO_PATCH}")
+            return "\n".join([*lines, *self.notes])
+        by = f"by, in {self.scope}"
+        lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
+        for settings in self.models:
+            lines.append(f"one model has its own: {in_words(settings)}")
         heading = "what ran since enable()"
-        if not self.calls:
-            return table([{heading: "(nothing yet)", "calls": "0"}])
-        rows = []
+        ran = []
         for (component, strategy), n in sorted(self.calls.items()):
-            rows.append({heading: f"{component}: {strategy}", "calls": str(n)})
-        return table(rows)
+            ran.append({heading: f"{component}: {strategy}", "calls": str(n)})
+        if not ran:
+            ran.append({heading: "(nothing yet)", "calls": "0"})
+        return "\n".join([*lines, "", table(ran), *self.why_stock(), *self.notes])
 
     def why_stock(self) -> list[str]:
         """Why the library's own code ran in place of what was chosen, in sentences."""
@@ -102,14 +100,12 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    scope = "every model"
     modules: dict[Library, list[nn.Module]] = {library: [] for library in imported_libraries()}
     if model is not None:
-        scope = f"this {type(model).__name__}"
         modules = modules_of(model)
     with lock:
         take_off_unneeded()
-        patched = [each.name for each in known_libraries.values() if each.in_place]
+        in_use = libraries_in_use()
         flags = STOCK
         replaced: dict[str, str] = {}
         notes: list[str] = []
@@ -120,27 +116,36 @@ def status(model: nn.Module | None = None) -> Status:
             # shown.
             if flags == STOCK:
                 flags = settings
-            replaced |= _who_computes(library, users, settings)
-            notes += _notes(library, users, patched)
-        # timm imports all of its models at once, used or not: they say nothing.
-        classes: Iterable[type] = loaded_classes() if "transformers" in patched else ()
+            for before, note in library.notes.items():
+                if version_of(library) < before:
+                    notes.append(note)
+            if library in in_use:
+                replaced |= _who_computes(library, users, settings)
+                notes += hidden(library, users)
+            elif in_use and library.owners():
+                notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
+        models = []
+        classes: Iterable[type] = ()
         if model is not None:
             classes = map(type, model.modules())
-        if patched:
+        elif any(library.name == "transformers" for library in in_use):
+            # timm imports all of its models at once, used or not: they say nothing.
+            classes = loaded_classes()
+        if in_use:
             notes += not_served(modules, classes)
-        if graphs.is_unguarded() and _settings_of_models():
+        models = _settings_of_models()
+        if graphs.is_unguarded() and models:
             notes.append(SHARED_GRAPHS)
         return Status(
             flags=flags,
-            models=tuple(_settings_of_models()) if model is None else (),
+            models=tuple(models) if model is None else (),
             replaced=replaced,
             timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch=torch.__version__,
             calls=dict(call_counts.calls),
             fallbacks=dict(call_counts.fallbacks),
             notes=tuple(notes),
-            scope=scope,
-            patched=tuple(patched),
+            scope="every model" if model is None else f"this {type(model).__name__}",
         )
 
 
@@ -149,37 +154,25 @@ def _who_computes(library: Library, modules: list[nn.Module], settings: Settings
     without them, in any."""
     strategies = {}
     for key, owner in library.owners().items():
-        # What another package has put over ours may call it; the library's own does not.
-        is_there = key in library.in_place and not library.wrote(vars(owner).get(key[1]))
-        users = [each for each in modules if has(each, owner)]
-        called = [hiding(each, key[1], owner) is None for each in users]
-        if is_there and (any(called) or not modules):
+        users: list[Any] = [each for each in modules if has(each, owner)]
+        if not modules:
+            users = [owner]
+        if any(calls_ours(getattr(each, key[1]), key[1]) for each in users):
             replacement = library.replacements[key]
             mode = getattr(settings, replacement.component)
             strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
     return strategies
 
 
-def _notes(library: Library, modules: list[nn.Module], patched: list[str]) -> list[str]:
-    """What a user may not expect of a library, in sentences."""
-    notes = []
-    if library.in_place:
-        notes += hidden(library, modules)
-    for before, note in library.notes.items():
-        if version_of(library) < before:
-            notes.append(note)
-    if patched and not library.in_place and library.owners():
-        notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
-    return notes
-
-
 def _settings_of_models() -> list[Settings]:
     """What holds now for models that have their own, oldest first."""
     found = []
     for choice in holding():
-        for place in list(choice.places):
-            newest = vars(place).get(CHOICES_ATTRIBUTE, ())[-1:]
-            if isinstance(place, nn.Module) and choice in newest:
-                found.append(choice.settings)
-                break
+        newest = [
+            vars(place).get(CHOICES_ATTRIBUTE, ())[-1:]
+            for place in list(choice.places)
+            if isinstance(place, nn.Module)
+        ]
+        if (choice,) in newest:
+            found.append(choice.settings)
     return found
