@@ -151,57 +151,77 @@ def test_without_a_port_the_known_mistakes_are_printed(capsys):
     assert [row.split()[0] for row in rows] == names
 
 
-# What cannot be compared.
+# What cannot be compared is told in a line.
 
 
-def spoil_json(folder, path, value):
-    """recording.json with another value at a path of keys, or ("gone") without it."""
-    file = folder / "recording.json"
-    whole = part = json.loads(file.read_text())
-    *keys, last = path.split("/")
-    keys = [int(key) if key.isdigit() else key for key in keys]
-    for key in keys:
-        part = part[key]
-    if value == "gone":
-        del part[last]
-    else:
-        part[last] = value
-    file.write_text(json.dumps(whole))
+@pytest.fixture
+def refused(reference, port, compare):
+    """Asserts that the folders cannot be compared, and that these words say why."""
+
+    def refused(words):
+        start = time.perf_counter()
+        status, printed = compare(reference, port)
+        assert status == 2 and len(printed.splitlines()) == 1
+        assert words in printed
+        assert time.perf_counter() - start < 2
+
+    return refused
 
 
-UNUSABLE_JSON = [
-    ("version", 1, "it is of version 1, and this release reads 2"),
-    ("pictures/1/grid", "gone", "KeyError('grid')"),
-    ("pictures/0/file", 5, "TypeError("),
-    ("pictures/0/grid", [1, 2], "must hold every stage of every picture, with the grids of"),
-    ("mistakes", None, "TypeError("),
-    ("mistakes/0/words", "gone", "KeyError('words')"),
-    ("mistakes/0/stage", "block_7", "ValueError("),
-    ("mistakes/0/pictures", [10], "ValueError("),
-    ("stages/1/name", "grid", "its stages must have different names, grid first"),
-    ("stages/4/limits/tf32", "gone", "KeyError('tf32')"),
-    ("stages/4/limits/float32", {"token": 0, "channel": 1}, "0 is no number above 0"),
+# A part of recording.json, what stands there instead, and what is said.
+CHANGED = [
+    ('"version": 2', '"version": 1', "it is of version 1, and this release reads 2"),
+    ('"grid": [', '"grad": [', "KeyError('grid')"),
+    ('"file": "pictures/000.png"', '"file": 5', "TypeError("),
+    ('"mistakes": [', '"mistakes": null, "others": [', "TypeError("),
+    ('"words": "the picture', '"wards": "the picture', "KeyError('words')"),
+    ('"stage": "grid"', '"stage": "block_7"', "ValueError("),
+    ('"name": "pixels"', '"name": "grid"', "its stages must have different names, grid first"),
+    ('"tf32": {', '"tf16": {', "KeyError('tf32')"),
+    ('"token": 3e-05', '"token": 0', "0 is no number above 0"),
+    ('"token": 3e-05', '"token": "3e-05"', "TypeError("),
+    ("{", "[" * 100_000, "does not describe a recording ("),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "words"), UNUSABLE_JSON)
-def test_a_recording_json_that_cannot_be_used_is_told_in_a_line(
-    path, value, words, reference, port, compare
-):
-    spoil_json(reference, path, value)
-    status, printed = compare(reference, port)
-    assert status == 2 and len(printed.splitlines()) == 1
-    assert words in printed
+@pytest.mark.parametrize(("part", "other", "words"), CHANGED)
+def test_another_recording_json(part, other, words, reference, refused):
+    file = reference / "recording.json"
+    text = file.read_text()
+    assert part in text
+    file.write_text(text.replace(part, other, 1))
+    refused(words)
 
 
-def of_text(folder, text):
-    (folder / "recording.json").write_text(text)
+ARRAYS = {
+    "001.norm": (lambda x: x * np.nan, "001.norm must hold finite numbers"),
+    "003.norm": (lambda x: x[:-1], "003.norm must have shape"),
+    "001.grid": (lambda x: 0 * x, "001.grid must hold numbers from 1 on"),
+}
 
 
-def more(folder, name):
-    """One more array."""
-    arrays = load_file(folder / "stages.safetensors")
-    save_file({**arrays, name: np.zeros((10, 32))}, folder / "stages.safetensors")
+@pytest.mark.parametrize("name", ARRAYS)
+def test_another_array(name, port, refused):
+    change, words = ARRAYS[name]
+    spoil(port, name, change)
+    refused(words)
+
+
+def test_another_reference(reference, refused):
+    spoil(reference, "003.norm", lambda x: None)
+    refused("must hold every stage of every picture")
+    (reference / "stages.safetensors").unlink()
+    refused("there is no file ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("0.poo\nled", r"no '0.poo\nled'; valid: 000 to 009,"), ("norm", "one batch")],
+)
+def test_an_array_too_many(name, words, port, refused):
+    arrays = load_file(port / "stages.safetensors")
+    save_file({**arrays, name: np.zeros(10)}, port / "stages.safetensors")
+    refused(words)
 
 
 def archive(file):
@@ -219,54 +239,19 @@ def trailing(file):
     file.write_bytes(file.read_bytes() + b"more")
 
 
-POOLED = np.zeros(32, np.float32)
-# What is done to the reference (R) or to the port (P), and what is said.
-UNUSABLE = {
-    "no stages": (lambda R, P: (R / "stages.safetensors").unlink(), "there is no file "),
-    "deep json": (lambda R, P: of_text(R, "[" * 100_000), "does not describe a recording ("),
-    "stage": (lambda R, P: spoil(R, "003.norm", lambda x: None), "must hold every stage"),
-    "short": (lambda R, P: spoil(R, "003.norm", lambda x: x[:-1]), "003.norm must have shape"),
-    "newline": (lambda R, P: more(P, "0.poo\nled"), r"no '0.poo\nled'; valid: 000 to 009, and af"),
-    "batch too": (lambda R, P: more(P, "pooled"), "must be one batch of 10"),
-    "nan": (lambda R, P: spoil(P, "001.norm", lambda x: x * np.nan), "must hold finite numbers"),
-    "grid 0": (lambda R, P: spoil(P, "001.grid", lambda x: 0 * x), "must hold numbers from 1 on"),
-    "both kinds": (lambda R, P: np.save(P / "001.norm.npy", POOLED), "remove one of the two"),
-    "nothing": (lambda R, P: (P / "stages.safetensors").unlink(), "PORT holds no stages: write"),
-}
-
-
-@pytest.mark.parametrize("case", UNUSABLE)
-def test_what_cannot_be_compared_is_told_in_a_line(case, reference, port, tmp_path, compare):
-    spoiled, words = UNUSABLE[case]
-    spoiled(reference, port)
-    status, printed = compare(reference, port, "--json", str(tmp_path / "figures.json"))
-    assert status == 2 and len(printed.splitlines()) == 1
-    assert words in printed
-    assert not (tmp_path / "figures.json").exists()
-
-
 def text(file):
     np.save(file, ["a"] * 32)
 
 
-FILES = [
-    ("stages.safetensors", lambda file: file.write_bytes(file.read_bytes()[:-9])),
-    ("stages.safetensors", lambda file: file.write_bytes(file.read_bytes() + b"x")),
-    ("001.pooled.npy", archive),
-    ("001.pooled.npy", four_terabytes),
-    ("001.pooled.npy", trailing),
-    ("001.pooled.npy", text),
-    ("001.pooled.npy", os.mkfifo),
-]
-
-
-@pytest.mark.parametrize(("name", "write"), FILES)
-def test_a_damaged_file_is_named_at_once(name, write, port, compare):
-    if name.endswith(".npy"):
-        (port / "stages.safetensors").unlink()
-    write(port / name)
-    start = time.perf_counter()
-    status, printed = compare(KIT, port)
-    assert status == 2 and len(printed.splitlines()) == 1
-    assert name.removesuffix(".npy") in printed
-    assert time.perf_counter() - start < 2
+@pytest.mark.parametrize("write", [archive, four_terabytes, trailing, text, os.mkfifo])
+def test_a_damaged_file(write, port, refused):
+    write(port / "001.pooled.npy")
+    refused("remove one of the two")
+    whole = port / "stages.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-9])
+    (port / "001.pooled.npy").rename(port.parent / "001.pooled.npy")
+    refused("is no whole file of arrays (")
+    whole.unlink()
+    refused("PORT holds no stages: write")
+    (port.parent / "001.pooled.npy").rename(port / "001.pooled.npy")
+    refused("001.pooled")

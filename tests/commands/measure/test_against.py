@@ -118,13 +118,6 @@ def test_another_normalization_is_named_and_no_filter(name, model, compared, tmp
     assert found.reason.words == "mean and standard deviation are 0.5: pixels from -1 to 1"
 
 
-def test_a_classifier_of_its_own_does_not_matter(model, compared):
-    model.reset_classifier(3)
-    found = compared(model)["stock"]
-    assert found.first is None
-    assert found.rows[-1].stage == "pooled"
-
-
 def test_transformers_own_code_is_measured_whatever_is_enabled(pictures):
     processor = transformers.Siglip2ImageProcessor(max_num_patches=LENGTH)
     pipeline = transformers_pipeline(tiny_siglip2.tower(), processor)
@@ -134,17 +127,6 @@ def test_transformers_own_code_is_measured_whatever_is_enabled(pictures):
         found = pipeline.tower(inputs)
     for stages, wanted in zip(found, expected):
         assert np.array_equal(stages["position_embedding"], wanted["position_embedding"])
-
-
-def test_what_cannot_be_compared_is_said(model):
-    other = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, depth=1, num_heads=2)
-    with pytest.raises(
-        ValueError, match=r"2 tensors of Siglip2's tower are not in it \['norm.bias', 'norm.w"
-    ):
-        transformers_source(other)
-    with pytest.raises(RuntimeError, match=r"config\.json must be that of the weights") as error:
-        build_tower(model, {"num_patches": 256})
-    assert "\n" not in str(error.value)
 
 
 def test_settings_beside_the_weights_are_followed(model, tmp_path):

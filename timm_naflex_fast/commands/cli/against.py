@@ -70,24 +70,23 @@ def check_installed(option: str) -> None:
             raise RuntimeError(f"{option} needs {package}: pip install {package}")
 
 
-def compare(
-    model: Any, sources: Sequence[Source], options: argparse.Namespace, weights: str
-) -> dict[str, Any]:
-    """Compare the model and pictures of ``drift`` with transformers'; print it, return the figures.
-
-    ``weights``: in words, which weights the model holds.
-    """
-    from ..measure.against import against_transformers
-    from ..measure.checkpoints import TITLES, read_config
+def source_of(options: argparse.Namespace, model: Any) -> Any:
+    """transformers' pipeline. Its settings of tower and processor lie beside its weights."""
     from ..measure.pipelines import transformers_source
     from ..measure.weight_files import find_weights
-    from ..recordings.verdict import as_json, cells, sentences
 
-    # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
-    source = transformers_source(model, options.max_seq_len, folder)
+    return transformers_source(model, options.max_seq_len, folder)
+
+
+def compare(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the model and pictures of ``drift`` with transformers'; print it, return the figures."""
+    from ..measure.against import against_transformers
+    from ..recordings.verdict import as_json, cells, sentences
+
+    source = source_of(options, model)
     announce(f"comparing with {options.against} ...")
     images = islice(read(sources, partial(convert, colours="RGB"), []), options.against_images)
     found = against_transformers(
@@ -103,13 +102,6 @@ def compare(
     for name, comparison in found.items():
         said.append(f"with {name}: {sentences(comparison)[0]}")
     said += source.notes
-    # timm's names come with timm's model, which knows its heads; transformers' need a config.json.
-    if TITLES["transformers"] in weights and folder is not None:
-        if not read_config(folder) and "num_heads" not in dict(options.model_kwargs):
-            said.append(
-                "the number of attention heads is not known: no file tells it, and both sides were "
-                "given the same guess"
-            )
     if options.random_weights:
         said.append("these weights are random, not SigLIP-2's")
     print(f"\ntimm's own code against {options.against} {release}, from {options.stage_from}")

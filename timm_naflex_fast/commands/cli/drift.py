@@ -75,7 +75,7 @@ def drift(options: argparse.Namespace) -> int:
     measure_and_show(model, batches, options, weights, source, batches.skipped)
     if not options.against:
         return 0
-    compared = against.compare(model, sources, options, weights)
+    compared = against.compare(model, sources, options)
     options.figures["against"] = compared
     return 0 if compared["first"] is None else against.PARTS
 

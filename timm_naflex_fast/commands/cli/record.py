@@ -10,8 +10,7 @@ from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint, load_model
 from ..measure.output import positive, progress, provenance
-from ..measure.weight_files import find_weights
-from .against import FILTERS, check_installed
+from .against import FILTERS, check_installed, source_of
 from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
@@ -98,11 +97,9 @@ def record(options: argparse.Namespace) -> int:
                 f"known mistakes are of SigLIP-2's tower: --no-mistakes records without them ({problem})"
             ) from problem
     source = _source(options, model)
-    names = []
-    pictures = []
-    for name, picture in images.read(sources, partial(convert, colours="RGB"), skipped):
-        names.append(name)
-        pictures.append(picture)
+    found = list(images.read(sources, partial(convert, colours="RGB"), skipped))
+    names = [name for name, _ in found]
+    pictures = [picture for _, picture in found]
     announce_skipped(skipped)
     made = provenance(options.command)
     versions = {package: made.pop(package) for package in ("python", "torch", "timm")}
@@ -167,16 +164,12 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
 
 def _source(options: argparse.Namespace, model: Any) -> Any:
     """The pipeline that the options name."""
-    from ..measure.pipelines import timm_source, transformers_source
+    from ..measure.pipelines import timm_source
 
-    length = options.max_seq_len
     if options.library == "timm":
-        return timm_source(model, length or LENGTH, options.interpolation, options.mode)
-    # Beside transformers' weights lie its settings of the tower and of the processor.
-    folder = None
-    if options.checkpoint:
-        folder = find_weights(options.checkpoint).parent
-    source = transformers_source(model, length, folder)
+        length = options.max_seq_len or LENGTH
+        return timm_source(model, length, options.interpolation, options.mode)
+    source = source_of(options, model)
     for note in source.notes:
         announce(note)
     return source

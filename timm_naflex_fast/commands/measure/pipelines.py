@@ -83,9 +83,14 @@ def timm_source(
         return timm_pipeline(one, max_patches, interpolation, contender)
 
     config = resolve_data_config({"interpolation": interpolation}, model=model)
-    words = f"timm, {contender}"
     return Source(
-        words, build, model, max_patches, config["interpolation"], config["mean"], config["std"]
+        words=f"timm, {contender}",
+        build=build,
+        model=model,
+        max_patches=max_patches,
+        filter=config["interpolation"],
+        mean=config["mean"],
+        std=config["std"],
     )
 
 
@@ -105,25 +110,33 @@ def transformers_source(
     from PIL.Image import Resampling
 
     processor, notes = build_processor(model, max_patches, folder)
-    tower = build_tower(model, read_config(Path(folder)) if folder else {})
+    config: Mapping[str, Any] = {}
+    if folder:
+        config = read_config(Path(folder))
+        if not config:
+            notes.append("no config.json tells the number of attention heads: timm's is taken")
+    tower = build_tower(model, config)
 
     def build(dtype: torch.dtype) -> Pipeline:
         return transformers_pipeline(copy.deepcopy(tower).to(dtype), processor)
 
     # Its pixels are (byte * rescale - mean) / std, ours (byte / 255 - mean) / std.
     rescale = processor.rescale_factor if processor.do_rescale else 1.0
-    mean, std = np.zeros(3), np.ones(3)
+    mean = np.zeros(3)
+    std = np.ones(3)
     if processor.do_normalize:
-        mean, std = np.array(processor.image_mean), np.array(processor.image_std)
+        mean = np.array(processor.image_mean)
+        std = np.array(processor.image_std)
+    largest = 255 * rescale
     return Source(
-        f"{LIBRARY} {version(LIBRARY)}",
-        build,
-        model,
-        processor.max_num_patches,
-        Resampling(processor.resample).name.lower(),
-        (mean / (255 * rescale)).tolist(),
-        (std / (255 * rescale)).tolist(),
-        notes,
+        words=f"{LIBRARY} {version(LIBRARY)}",
+        build=build,
+        model=model,
+        max_patches=processor.max_num_patches,
+        filter=Resampling(processor.resample).name.lower(),
+        mean=list(mean / largest),
+        std=list(std / largest),
+        notes=notes,
     )
 
 
@@ -156,7 +169,13 @@ def timm_pipeline(
             pixels = channels_last(pixels)
         return Inputs(grid, pixels, batch["patch_valid"])
 
-    modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.norm, model.attn_pool)
+    modules = _modules(
+        model.embeds.proj,
+        model.embeds,
+        model.blocks,
+        model.norm,
+        model.attn_pool,
+    )
 
     def tower(inputs: Inputs) -> list[Stages]:
         coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
@@ -175,7 +194,8 @@ def _modules(
 ) -> dict[str, nn.Module]:
     """The modules of a tower by the stages that end with them, in the order in which data flows."""
     modules = {"patch_embedding": projection, "position_embedding": embeddings}
-    modules |= {f"block_{number}": block for number, block in enumerate(blocks)}
+    for number, block in enumerate(blocks):
+        modules[f"block_{number}"] = block
     modules["norm"] = norm
     if head is not None:
         modules["pooled"] = head
@@ -188,7 +208,11 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
     embeddings = core.embeddings
     head = core.head if getattr(core, "use_head", True) else None
     modules = _modules(
-        embeddings.patch_embedding, embeddings, core.encoder.layers, core.post_layernorm, head
+        embeddings.patch_embedding,
+        embeddings,
+        core.encoder.layers,
+        core.post_layernorm,
+        head,
     )
 
     def read(pictures: Pictures) -> Inputs:

@@ -91,7 +91,8 @@ def with_mistakes(
     Raises:
         Unusable: the model is no Siglip2 tower, of which the mistakes are.
     """
-    weights = {name: one.numpy() for name, one in siglip2_weights(model).items()}
+    tensors = siglip2_weights(model)
+    weights = {name: one.numpy() for name, one in tensors.items()}
     tried = pictures[:TRIED]
     entries, arrays = known_mistakes(recording, weights, tried, mistakes)
     about = {**recording.about, "mistakes": entries, "mistakes_tried": len(tried)}
@@ -111,20 +112,24 @@ def measure_limits(source: Source, stages: Sequence[Stages]) -> dict[str, dict[s
     made = {}
     for precision, dtype in HALF_TYPES.items():
         half = inputs.pixels.to(dtype).float()
-        made[precision] = source.build(dtype).tower(inputs._replace(pixels=half))
+        in_half = source.build(dtype)
+        made[precision] = in_half.tower(inputs._replace(pixels=half))
     # Rounding to whole grey levels moves a pixel by one level.
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
-    level = torch.tensor(Stage("pixels", [right[0]["pixels"]], {}, source.std, {}).sizes)
-    noisy = (inputs.pixels + levels * level).float()
-    made[OWN_PIXELS] = pipeline.tower(inputs._replace(pixels=noisy))
+    pixels = Stage("pixels", [right[0]["pixels"]], {}, source.std, {})
+    level = torch.tensor(pixels.sizes)
+    noisy = inputs.pixels + levels * level
+    made[OWN_PIXELS] = pipeline.tower(inputs._replace(pixels=noisy.float()))
 
     limits: dict[str, dict[str, Any]] = {}
     for stage in right[0]:
         own = {"float32": float32_limits(stage)}
         for name, moved in made.items():
             own[name] = wider(stage, moved, right, source.std, ROOM[name])
-        own["tf32"] = {measure: 2 * limit for measure, limit in own["float16"].items()}
+        own["tf32"] = dict(own["float16"])
+        for measure in own["tf32"]:
+            own["tf32"][measure] *= 2
         if stage in ("grid", "pixels"):
             own["tf32"] = own["float32"]
             del own[OWN_PIXELS]  # which are the pixels themselves
@@ -140,17 +145,21 @@ def wider(
     reference = [own[stage] for own in right]
     port = {picture: made[stage] for picture, made in enumerate(ours)}
     compared = Stage(stage, reference, port, std, limits)
-    for picture in port:
-        for measure, share in compared.shares(picture, reference[picture]).items():
-            limit = float(f"{min(room * share, ALL):.2e}")
-            limits[measure] = max(limits[measure], limit)
+    for picture, numbers in enumerate(reference):
+        for measure, off in compared.differences(picture, numbers).items():
+            limit = min(room * off.max(), ALL)
+            rounded = float(f"{limit:.2e}")
+            limits[measure] = max(limits[measure], rounded)
     return limits
 
 
 def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
     """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
-    grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
+    grids = [own["grid"] for own in stages]
+    grid = torch.tensor(np.array(grids, np.int64))
     valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
-    pixels = torch.zeros(*valid.shape, stages[0]["pixels"].shape[1])  # (B, N, p * p * 3)
-    pixels[valid] = torch.tensor(np.concatenate([own["pixels"] for own in stages])).float()
+    width = stages[0]["pixels"].shape[1]
+    pixels = torch.zeros(*valid.shape, width)  # (B, N, p * p * 3)
+    written = np.concatenate([own["pixels"] for own in stages])
+    pixels[valid] = torch.tensor(np.float32(written))
     return Inputs(grid, pixels, valid)

@@ -71,13 +71,17 @@ def compare_recordings(
     reason = None
     if any(row.parting for row in rows):
         # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
-        # made. Not "greater than": NaN is beyond every limit.
-        is_beyond = [not row.share <= NEARLY * row.limit for row in rows]
+        # made.
+        is_beyond = [row.share > NEARLY * row.limit for row in rows]
         place = is_beyond.index(True)
         if not rows[place].parting:
             rows[place] = stages[place].row(NEARLY)
-        reason = reason_of(stages[place:], rows[place].parting, reference, port, precision)
+        parting = rows[place].parting
+        reason = reason_of(stages[place:], parting, reference, port, precision)
     written = {name for own in port for name in own}
     not_written = [name for name in reference.order if name not in written]
-    missing = [picture for picture, own in enumerate(port) if written - set(own)]
+    missing = []
+    for picture, own in enumerate(port):
+        if len(own) < len(written):
+            missing.append(picture)
     return Comparison(rows, reason, precision, missing, not_written)

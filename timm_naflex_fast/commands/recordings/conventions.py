@@ -17,9 +17,9 @@ import numpy as np
 from .format import Array
 
 FrameSizes = Sequence[tuple[int, int, int]]  # frames, rows, columns
-# align_corners, positions: in words, the plainest first
+# align_corners, positions: in words, where they are not half-pixel positions; the plainest first
 POSITIONS = {
-    (False, "half_pixel"): "half-pixel positions",
+    (False, "half_pixel"): "",
     (True, "corners"): "aligned corners",
     (False, "asymmetric"): "cell i at i * scale",
     (True, "half_pixel"): "the table from centre to centre, the grid from edge to edge",
@@ -27,7 +27,13 @@ POSITIONS = {
     (False, "scale_factor"): "scale_factor=(n + 0.1) / N0, as DINO has it",
 }
 # mode, cubic_coefficient
-KERNELS = [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75), ("nearest", None)]
+KERNELS = [
+    ("bilinear", None),
+    ("bicubic", -0.5),
+    ("bicubic", -0.75),
+    ("nearest", None),
+]
+COEFFICIENTS = {None: "", -0.5: "coefficient -0.5", -0.75: "coefficient -0.75"}
 # antialias, outside: in words, where it is not what PyTorch does
 BORDERS = {
     (True, "dropped"): "",
@@ -45,7 +51,12 @@ TRANSPOSED = {
     "size": "sizes read as (w, h)",
     "table": "the table transposed",
 }
-BLOCKS = {1: ""} | {side: f"tokens in blocks of {side} x {side}" for side in (2, 3, 4)}
+BLOCKS = {
+    1: "",
+    2: "tokens in blocks of 2 x 2",
+    3: "tokens in blocks of 3 x 3",
+    4: "tokens in blocks of 4 x 4",
+}
 
 
 class Convention(NamedTuple):
@@ -86,13 +97,15 @@ class Convention(NamedTuple):
         axis = self._replace(ar_preserving=False, transposed=None, merge=1)
         return _matrix(axis, n, n0)
 
-    def aspects(self) -> list[str]:
-        """What the convention says of each question, in words; the same questions in each list."""
-        kernel = self.mode
-        if self.cubic_coefficient is not None:
-            kernel += f", coefficient {self.cubic_coefficient}"
-        return [
-            kernel,
+    def words(self) -> str:
+        """The convention in words.
+
+        >>> Convention("bicubic", -0.75, antialias=False, outside="dropped").words()
+        'bicubic, coefficient -0.75, no antialiasing, taps outside dropped'
+        """
+        said = [
+            self.mode,
+            COEFFICIENTS[self.cubic_coefficient],
             SMOOTHING[self.antialias],
             BORDERS[self.antialias, self.outside],
             POSITIONS[self.align_corners, self.positions],
@@ -100,33 +113,7 @@ class Convention(NamedTuple):
             TRANSPOSED[self.transposed],
             BLOCKS[self.merge],
         ]
-
-    def words(self) -> str:
-        """The convention in words.
-
-        >>> Convention("bicubic", -0.75, antialias=False, outside="dropped").words()
-        'bicubic, coefficient -0.75, no antialiasing, taps outside dropped'
-        """
-        unsaid = ("", POSITIONS[False, "half_pixel"])
-        return ", ".join(aspect for aspect in self.aspects() if aspect not in unsaid)
-
-    def differences(self, reference: "Convention") -> str:
-        """What it says in other words than the reference does, or "the reference".
-
-        >>> Convention("bilinear", None).differences(Convention(merge=2))
-        'bilinear instead of bicubic, coefficient -0.5; not tokens in blocks of 2 x 2'
-        """
-        differences = []
-        for own, expected in zip(self.aspects(), reference.aspects()):
-            if own == expected:
-                continue
-            if not own:
-                differences.append(f"not {expected}")
-            elif not expected:
-                differences.append(own)
-            else:
-                differences.append(f"{own} instead of {expected}")
-        return "; ".join(differences) or "the reference"
+        return ", ".join(filter(None, said))
 
     def tokens(self, table: Array, sizes: FrameSizes) -> Array:
         """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
@@ -134,12 +121,14 @@ class Convention(NamedTuple):
             table = table.transpose(1, 0, 2)
         packed = []
         for frames, h, w in sizes:
-            resized = (h, w)
+            height = h
+            width = w
             if self.ar_preserving:
-                resized = (max(h, w), max(h, w))
-            rows = self.matrix(resized[0], table.shape[0])[:h]  # (h, H0)
-            columns = self.matrix(resized[1], table.shape[1])[:w]  # (w, W0)
-            grid = columns @ np.tensordot(rows, table, 1)  # (h, w, C)
+                height = width = max(h, w)
+            rows = self.matrix(height, table.shape[0])  # (height, H0)
+            columns = self.matrix(width, table.shape[1])  # (width, W0)
+            halfway = np.tensordot(rows[:h], table, 1)  # (h, W0, C)
+            grid = columns[:w] @ halfway  # (h, w, C)
             if self.transposed in ("size", "order"):
                 grid = grid.transpose(1, 0, 2)
             high, wide, channels = grid.shape
@@ -162,8 +151,10 @@ def _matrix(axis: Convention, n: int, n0: int) -> Array:
     if axis.positions == "corners":
         grid_edge = 0.0
     length = n - 1 + 2 * grid_edge
-    if axis.positions == "scale_factor" and (n != n0 or axis.mode == "bicubic"):
-        length += 0.1  # PyTorch takes other modes' equal sizes as they are
+    # PyTorch takes equal sizes as they are, but not in bicubic mode.
+    is_resized = n != n0 or axis.mode == "bicubic"
+    if axis.positions == "scale_factor" and is_resized:
+        length += 0.1
     table_length = n0 - 1 + 2 * table_edge
     step = 0.0
     if length:
@@ -185,34 +176,31 @@ def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array
     beyond = math.ceil(2 * stretch) + 1  # how many cells outside a tap can reach
     cells = np.arange(-beyond, n0 + beyond)
     if axis.mode == "nearest":
-        nearest = np.floor(centres + 0.5)
-        if axis.positions == "asymmetric":
-            nearest = np.floor(centres)
+        half = 0.0 if axis.positions == "asymmetric" else 0.5
+        nearest = np.floor(centres + half)
         weights = (cells == nearest[:, None]).astype(float)  # (n, cells)
     else:
-        distance = np.abs(cells - centres[:, None]) / stretch
+        distance = np.abs(cells - centres[:, None])
+        distance = distance / stretch
+        weights = np.maximum(1 - distance, 0)
         if axis.cubic_coefficient is not None:
             weights = _cubic_kernel(distance, axis.cubic_coefficient)
-        else:
-            weights = np.maximum(1 - distance, 0)
-    sums = weights.sum(1, keepdims=True)
-    weights = weights / sums
-    before, matrix, after = np.split(weights, [beyond, beyond + n0], 1)
-    matrix = matrix.copy()
+    weights = weights / weights.sum(1, keepdims=True)
+    # Which of the table's cells each of them is.
+    inside = cells.clip(0, n0 - 1)
+    if axis.outside != "border":
+        weights = weights * (cells == inside)
     if axis.outside == "dropped":
-        sums = matrix.sum(1, keepdims=True)
-        matrix = matrix / sums
-    elif axis.outside == "border":
-        matrix[:, 0] += before.sum(1)
-        matrix[:, -1] += after.sum(1)
-    return matrix
+        weights = weights / weights.sum(1, keepdims=True)
+    is_cell = inside[:, None] == np.arange(n0)  # (cells, n0)
+    return weights @ is_cell
 
 
 def _cubic_kernel(distance: Array, a: float) -> Array:
     """The cubic convolution kernel of Keys (1981) at distances of 0 and more."""
     # Up to one cell away, and up to two.
-    near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
-    far = a * (distance - 1) * (distance - 2) ** 2
+    near = np.polyval([a + 2, -(a + 3), 0, 1], distance)
+    far = np.polyval([a, -5 * a, 8 * a, -4 * a], distance)
     tail = np.where(distance < 2, far, 0.0)
     return np.where(distance < 1, near, tail)
 
@@ -224,7 +212,8 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
     """
     merges = []
     for merge in BLOCKS:
-        if all(h % merge == w % merge == 0 for _, h, w in sizes):
+        is_multiple = [h % merge == w % merge == 0 for _, h, w in sizes]
+        if all(is_multiple):
             merges.append(merge)
     for position, border, kernel in product(POSITIONS, BORDERS, KERNELS):
         axis = Convention(*kernel, *border, *position)

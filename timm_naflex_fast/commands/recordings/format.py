@@ -45,7 +45,14 @@ FLOAT32 = {
 SAMPLE = 6  # tokens that are kept of what a mistake gives
 LARGEST = 3e38  # number of a stage: float32's
 
-NUMBER_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BF16": "<u2"}
+NUMBER_TYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+}
 
 
 class Unusable(ValueError):
@@ -195,11 +202,12 @@ def read_recording(folder: Path) -> Recording:
     pictures = about["pictures"]
     stages = split_pictures(found, order, len(pictures), folder)
     for own, picture in zip(stages, pictures):
-        if list(own) != order or own["grid"].tolist() != picture["grid"]:
+        is_whole = list(own) == order
+        if not is_whole or own["grid"].tolist() != picture["grid"]:
             raise Unusable(
                 f"{folder} must hold every stage of every picture, with the grids of recording.json"
             )
-    check_stages(stages, stages[:1] * len(stages), folder)
+    check_stages(stages, stages, folder)
     mistakes = read_arrays(folder / "mistakes.safetensors")
     return Recording(about, stages, table, mistakes)
 
@@ -246,7 +254,14 @@ def check_about(about: Mapping[str, Any]) -> None:
             "heads": positive,
             "std": dict.fromkeys(range(3), positive),
             "table_size": two,
-            "pictures": [{"file": text, "name": text, "size": two, "grid": two}],
+            "pictures": [
+                {
+                    "file": text,
+                    "name": text,
+                    "size": two,
+                    "grid": two,
+                }
+            ],
             "stages": [{"name": text}],
             "mistakes_tried": range(count + 1).index,
             "mistakes": [
@@ -262,7 +277,8 @@ def check_about(about: Mapping[str, Any]) -> None:
     for stage in about["stages"]:
         limits = stage["limits"]
         measures = dict.fromkeys(float32_limits(stage["name"]), positive)
-        check(limits, dict.fromkeys([*PRECISIONS, *limits], measures))
+        precisions = [*PRECISIONS, *limits]
+        check(limits, dict.fromkeys(precisions, measures))
 
 
 def check(value: Any, form: Any) -> None:
@@ -304,20 +320,17 @@ def split_pictures(
     pictures: list[Stages] = [{} for _ in range(count)]
     left = dict(found)
     for stage in order:
-        written = {}
-        for number in range(count):
-            name = f"{number:03}.{stage}"
-            if name in left:
-                written[number] = left.pop(name)
+        names = [f"{number:03}.{stage}" for number in range(count)]
         if stage in left:
             batch = np.atleast_1d(left.pop(stage))
-            if written or len(batch) != count:
+            if len(batch) != count or not left.keys().isdisjoint(names):
                 raise Unusable(
                     f"{folder}: {stage} must be one batch of {count} pictures, or an array for each"
                 )
-            written = dict(enumerate(batch))
-        for number, numbers in written.items():
-            pictures[number][stage] = numbers
+            left.update(zip(names, batch))
+        for name, own in zip(names, pictures):
+            if name in left:
+                own[stage] = left.pop(name)
     if left:
         valid = ", ".join(order)
         raise Unusable(

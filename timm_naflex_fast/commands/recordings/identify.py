@@ -23,7 +23,11 @@ there are as large as the side, and each weight follows its position."""
 ROUNDED_STEPS = 4
 """What a lower precision may move a token or channel by, in its steps at 1. Ports that round table,
 weights, products and sums come up to half of it."""
-STEPS = {"tf32": 2**-10, "float16": 2**-10, "bfloat16": 2**-7}
+STEPS = {
+    "tf32": 2**-10,
+    "float16": 2**-10,
+    "bfloat16": 2**-7,
+}
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
 SHOWN = 3
@@ -83,19 +87,23 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
         cells = cells[0]
     if tokens.ndim == 3 and len(tokens) == len(sizes):
         # It may be padded: each image's own tokens come first.
-        images = [image[:count] for image, count in zip(tokens, counts)]
+        images = []
+        for image, count in zip(tokens, counts):
+            images.append(image[:count])
         tokens = np.concatenate(images)
     if tokens.ndim > 2:
         tokens = tokens.reshape(-1, tokens.shape[-1])
-    if cells.ndim != 3 or tokens.shape != (sum(counts), cells.shape[2]):
+    needed = (sum(counts), *cells.shape[2:])
+    if cells.ndim != 3 or tokens.shape != needed:
         raise ValueError(
             f"table must be (H0, W0, C) and result ({sum(counts)}, C), channels last; got "
             f"{tuple(table.shape)} and {tuple(result.shape)}"
         )
     own_size = cells.shape[:2]
     is_resampled = any((h, w) != own_size for _, h, w in sizes)
-    has_edges = np.ptp(cells, (0, 1)).any()
-    if not (is_resampled and has_edges and tokens.any()):
+    extent = np.ptp(cells, (0, 1))  # (C,)
+    tells = extent.any() and tokens.any()
+    if not (is_resampled and tells):
         raise ValueError(
             "nothing can be told of a table that is the same in every cell, sizes that are all the "
             "table's own, or a result of zeros"
@@ -106,7 +114,8 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
 def _float64(name: str, tensor: Tensor) -> Array:
     """The tensor's numbers in float64, on the host."""
     if isinstance(tensor, Tensor) and tensor.is_floating_point():
-        numbers = tensor.detach().cpu().double().numpy()
+        on_host = tensor.detach().cpu()
+        numbers = on_host.double().numpy()
         if np.isfinite(numbers).all():
             return numbers
     raise ValueError(f"{name} must be a tensor of finite floating point numbers")
@@ -131,12 +140,14 @@ def ranked(
         found = []
         for convention in tried:
             wanted = convention.tokens(table[..., channels], sizes)
-            found.append((error_of(wanted, tokens[:, channels]), convention))
+            error = error_of(wanted, tokens[:, channels])
+            found.append((error, convention))
         # Those with the same error stay in the order in which they come.
         return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
     spread = table.std((0, 1))  # (C,)
-    some = by_error(conventions(sizes), np.argsort(spread)[-SOME_CHANNELS:])
+    order = np.argsort(spread)
+    some = by_error(conventions(sizes), order[-SOME_CHANNELS:])
     best = [convention for _, convention in some[:BEST]]
     return by_error(best, slice(None)) + some[BEST:]
 
@@ -149,8 +160,9 @@ def largest_difference(wanted: Array, tokens: Array) -> float:
 
 def distance(wanted: Array, tokens: Array) -> float:
     """How far the worst token or channel is, as a share of it."""
-    stage = Stage("position_embedding", [wanted], {0: tokens}, [], {})
-    return max(stage.shares(0, wanted).values())
+    whole = {"token": 1.0, "channel": 1.0}
+    stage = Stage("position_embedding", [wanted], {0: tokens}, [], whole)
+    return stage.worst(0, wanted).share
 
 
 def limit_of(precision: str, table: Array) -> float:
@@ -185,7 +197,8 @@ def verdict(
     error = distance(reference.tokens(cells, sizes), tokens)
     smallest, _ = ranking[0]
     limit = limit_of(precision, cells)
-    is_equal = error <= limit and smallest + EXACT >= MUCH_NEARER * error
+    is_near = smallest + EXACT >= MUCH_NEARER * error
+    is_equal = error <= limit and is_near
     if is_equal:
         first = "equal to the reference, within"
     elif smallest <= limit:
@@ -197,13 +210,17 @@ def verdict(
         f"limit {100 * limit:.3g} %). The nearest:"
     ]
     for off, convention in ranking[:SHOWN]:
-        lines.append(f"{100 * off:10.3g} %  {convention.differences(reference)}")
-    wider = [name for name in PRECISIONS if limit < smallest <= limit_of(name, cells)]
-    if wider:
-        lines.append(f"as large as {wider[0]}'s rounding: if so, say --precision {wider[0]}")
-    count = sum(MUCH_NEARER * off <= smallest + EXACT for off, _ in ranking[:BEST])
-    if count > 1:
+        lines.append(f"{100 * off:10.3g} %  {convention.words()}")
+    lines.append(f"the reference: {reference.words()}")
+    for wider in PRECISIONS:
+        if limit < smallest <= limit_of(wider, cells):
+            lines.append(f"as large as {wider}'s rounding: if so, say --precision {wider}")
+            break
+    as_near = 0
+    for off, _ in ranking[:BEST]:
+        as_near += MUCH_NEARER * off <= smallest + EXACT
+    if as_near > 1:
         lines.append(
-            f"{count} conventions are as near; other sizes, or float32, may tell them apart"
+            f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"
         )
     return is_equal, lines

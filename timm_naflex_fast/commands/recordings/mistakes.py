@@ -80,8 +80,10 @@ def mistakes_of(depth: int, more: Path | None = None) -> list[Mistake]:
     found = read_mistakes()
     for number in range(depth):
         stage = f"block_{number}"
-        lines = [["return block(", f"return x if number == {number} else block("]]
-        found.append(Mistake(f"{stage}_left_out", f"block {number} is left out", stage, lines))
+        words = f"block {number} is left out"
+        wrong = f"return x if number == {number} else block("
+        mistake = Mistake(f"{stage}_left_out", words, stage, [["return block(", wrong]])
+        found.append(mistake)
     if more is not None:
         found += read_mistakes(more)
     return found
@@ -113,7 +115,11 @@ class Port:
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
-        self.names: dict[str, Any] = {**vars(wrong_lines), **recording.about, "__name__": NAME}
+        self.names: dict[str, Any] = {
+            **vars(wrong_lines),
+            **recording.about,
+            "__name__": NAME,
+        }
         exec(compile(text, NAME, "exec"), self.names)
         filters = self.names["Image"].Resampling
         self.names["FILTER"] = filters[recording.about["filter"].upper()]
@@ -144,10 +150,12 @@ class Port:
             count = math.prod(grid)
             self.names.update(count=count, given=right)
             for stage in order[order.index(start) :]:
-                x = self.names["step"](stage, x, grid, about, self.recording.table, self.weights)
+                step = self.names["step"]
+                x = step(stage, x, grid, about, self.recording.table, self.weights)
                 x = x.astype(np.float32)
-                # Without padding.
-                made[stage] = x if stage == "pooled" else x[:count]
+                made[stage] = x
+                if stage != "pooled":
+                    made[stage] = x[:count]  # without padding
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             pass
         return made
@@ -164,7 +172,8 @@ def with_lines(text: str, mistake: Mistake) -> str:
         # The wrong lines are indented as the right one is.
         start, rest = text.split(right)
         _, _, line = start.rpartition("\n")
-        indent = line[: len(line) - len(line.lstrip())]
+        width = len(line) - len(line.lstrip())
+        indent = " " * width
         text = start + f"\n{indent}".join(wrong) + rest
     return text
 
@@ -195,7 +204,8 @@ def known_mistakes(
         # In some pictures the grid shows it, say, and in square ones the pixels.
         shown: dict[str, dict[int, Stages]] = {}
         for number, picture in enumerate(pictures):
-            made = port.made(mistake.start, picture, recording.stages[number])
+            right = recording.stages[number]
+            made = port.made(mistake.start, picture, right)
             first = first_shown(made, number, recording)
             if first:
                 shown.setdefault(first, {})[number] = made
@@ -205,7 +215,8 @@ def known_mistakes(
         showing = list(shown[stage])
         entries.append({**mistake._asdict(), "stage": stage, "pictures": showing})
         for number in showing[:MOST]:
-            for name, numbers in kept(stage, shown[stage][number]).items():
+            few = kept(stage, shown[stage][number])
+            for name, numbers in few.items():
                 arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
     return entries, arrays
 
@@ -215,7 +226,10 @@ def kept(first: str, made: Stages) -> Stages:
     wanted = {first, "pooled"}
     if first == "grid":
         wanted.add("pixels")
-    found = {stage: sampled(made[stage]) for stage in made if stage in wanted}
+    found = {}
+    for stage in made:
+        if stage in wanted:
+            found[stage] = sampled(made[stage])
     if "pixels" in found:
         found["pixels"] = found["pixels"].astype(np.float16)  # it is enough for grey levels
     return found

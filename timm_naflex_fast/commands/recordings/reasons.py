@@ -66,7 +66,9 @@ def reason_of(
     if known:
         return min(known, key=distance)
     first = stages[0]
-    words = precision_hint(first.name, reference, port, precision) or describe(first, parting)
+    words = precision_hint(first.name, reference, port, precision)
+    if not words:
+        words = describe(first, parting)
     return Reason(words, False, tuple(parting))
 
 
@@ -81,7 +83,8 @@ def known_mistakes(
     first = stages[0]
     place = reference.order.index(first.name)
     not_written = set(reference.order[:place]).difference(*port)
-    looked_at = {**dict.fromkeys(not_written, stages[-1]), first.name: first}
+    looked_at = dict.fromkeys(not_written, stages[-1])
+    looked_at[first.name] = first
     tried = set(range(reference.about["mistakes_tried"]))
     for mistake in reference.about["mistakes"]:
         stage = looked_at.get(mistake["stage"])
@@ -89,14 +92,17 @@ def known_mistakes(
         does_not_show = tried.difference(mistake["pictures"])
         if stage is None or does_not_show.intersection(parting):
             continue
+        name = mistake["name"]
         # A grid is two numbers, which many mistakes give: the pixels have to be this one's, too.
-        if stage.name == "grid" and not has_pixels_of(mistake["name"], stages, reference):
+        if stage.name == "grid" and not has_pixels_of(name, stages, reference):
             continue
-        yield mistake["words"], stage, recorded(mistake["name"], stage, reference)
+        yield mistake["words"], stage, recorded(name, stage, reference)
 
     if first.name == "position_embedding" and reference.table is not None:
-        grids = [reference.stages[picture]["grid"] for picture in first.port]
-        sizes = [(1, int(h), int(w)) for h, w in grids]
+        sizes = []
+        for picture in first.port:
+            h, w = map(int, reference.stages[picture]["grid"])
+            sizes.append((1, h, w))
         for convention in conventions(sizes):
             words = f"the table is resampled otherwise: {convention.words()}"
             yield words, first, resized(convention, first, reference)
@@ -116,7 +122,8 @@ def resized(convention: Convention, stage: Stage, reference: Recording) -> Numbe
     for picture in stage.port:
         own = reference.stages[picture]
         h, w = map(int, own["grid"])
-        yield picture, own["patch_embedding"] + convention.tokens(table, [(1, h, w)])
+        added = convention.tokens(table, [(1, h, w)])
+        yield picture, own["patch_embedding"] + added
 
 
 def has_pixels_of(name: str, stages: Sequence[Stage], reference: Recording) -> bool:
@@ -124,7 +131,7 @@ def has_pixels_of(name: str, stages: Sequence[Stage], reference: Recording) -> b
     for stage in stages:
         if stage.name == "pixels":
             numbers = recorded(name, stage, reference)
-            return all(stage.times(picture, mistaken) <= 1 for picture, mistaken in numbers)
+            return all(stage.worst(*one).limits <= 1 for one in numbers)
     return False
 
 
@@ -135,15 +142,15 @@ def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers
     """
     found = {}
     for picture, mistaken in numbers:
-        times = stage.times(picture, mistaken)
-        # Not "greater than": NaN is nobody's number.
-        if not times <= 1:
+        times = stage.worst(picture, mistaken).limits
+        if times > 1:
             return None
         if picture in parting:
             right = stage.reference[picture]
             if len(mistaken) < len(right):
                 right = sampled(right)
-            if times > MUCH_NEARER * stage.times(picture, right):
+            of_right = stage.worst(picture, right).limits
+            if times > MUCH_NEARER * of_right:
                 return None
             found[picture] = times
     if not found:
@@ -153,16 +160,16 @@ def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers
 
 def precision_hint(
     first: str, reference: Recording, port: Sequence[Stages], precision: str
-) -> str | None:
-    """Which wider precisions' rounding explains the first stage that parts, in words."""
+) -> str:
+    """Which wider precisions' rounding explains the first stage that parts, in words; or nothing."""
     names = []
     place = PRECISIONS.index(precision)
     for wider in PRECISIONS[place + 1 :]:
-        stages = {stage.name: stage for stage in stages_at(wider, reference, port)}
-        if not stages[first].row().parting:
-            names.append(wider)
+        for stage in stages_at(wider, reference, port):
+            if stage.name == first and not stage.row().parting:
+                names.append(wider)
     if not names:
-        return None
+        return ""
     which = " or ".join(names[:-1] or names)  # the last one is the widest
     return (
         f"as large as {which}'s rounding: if the port computes in it, or its weights were rounded "
@@ -183,12 +190,18 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
     products = float((ours * theirs).sum())
     squares = float((theirs * theirs).sum())
     factor = products / (squares or 1.0)
-    if all(stage.times(one, factor * stage.reference[one]) <= 1 for one in parting):
+    limits = []
+    for one in parting:
+        scaled = factor * stage.reference[one]
+        limits.append(stage.worst(one, scaled).limits)
+    if max(limits) <= 1:
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
-    for measure, numbers in stage.differences(picture, theirs).items():
-        beyond = np.flatnonzero(numbers > stage.limits[measure])
-        if measure in ("token", "channel") and 0 < beyond.size < numbers.size:
-            words += f"; in picture {picture:03} {beyond.size} of {numbers.size} {measure}s differ"
-            words += f" (first: {beyond[0]})"
+    for measure, off in stage.differences(picture, theirs).items():
+        beyond = np.flatnonzero(off > stage.limits[measure])
+        if 0 < beyond.size < off.size:
+            words += (
+                f"; in picture {picture:03} {beyond.size} of {off.size} {measure}s differ "
+                f"(first: {beyond[0]})"
+            )
     return words

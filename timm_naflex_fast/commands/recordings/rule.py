@@ -3,15 +3,26 @@
 Tests: tests/commands/recordings/test_compare.py.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from .format import OWN_PIXELS, Array, Recording, Stages, sampled
 
+GREY_LEVELS = 2  # are the limit of a pixel
 SMALLEST_SCALE = 1e-3  # of the stage's median: that of a token or channel near zero
+
+
+class Worst(NamedTuple):
+    """How far a port is from numbers, in the measure in which it is farthest."""
+
+    limits: float  # the share, in limits: beyond 1 they differ
+    share: float
+    measure: str
 
 
 @dataclass(frozen=True)
@@ -107,49 +118,40 @@ class Stage:
             "channel": root_mean_square(off) / np.maximum(channel_sizes, smallest),
         }
 
-    def shares(self, picture: int, numbers: Array) -> dict[str, float]:
-        """The largest of the differences from these numbers of a picture, by measure."""
-        differences = self.differences(picture, numbers)
-        return {measure: float(off.max()) for measure, off in differences.items()}
-
-    def nearest(self, shares: Mapping[str, float]) -> tuple[float, str]:
-        """How far the worst of a picture's shares is, in limits; and its measure."""
-        times = [shares[measure] / limit for measure, limit in self.limits.items()]
-        place = int(np.argmax(times))  # NaN is worst
-        return times[place], list(self.limits)[place]
-
-    def times(self, picture: int, numbers: Array) -> float:
-        """How far the port is from these numbers of a picture, in limits: beyond 1 they differ."""
-        times, _ = self.nearest(self.shares(picture, numbers))
-        return times
+    def worst(self, picture: int, numbers: Array) -> Worst:
+        """The largest of the differences from these numbers of a picture, in limits."""
+        found = []
+        for measure, off in self.differences(picture, numbers).items():
+            share = float(off.max())
+            if math.isnan(share):
+                share = math.inf
+            limits = share / self.limits[measure]
+            found.append(Worst(limits, share, measure))
+        return max(found)
 
     def row(self, part: float = 1.0) -> Row:
         """How far the port is from the reference; pictures part beyond this part of a limit."""
-        pictures = list(self.port)
-        shares = [self.shares(picture, self.reference[picture]) for picture in pictures]
-        nearest = [self.nearest(own) for own in shares]
-        times = [own for own, _ in nearest]
-        worst = int(np.argmax(times))  # NaN is worst
-        _, measure = nearest[worst]
+        found = []
         parting = []
-        for picture, own in zip(pictures, times):
-            # Not "greater than": NaN differs too.
-            if not own <= part:
+        for picture in self.port:
+            worst = self.worst(picture, self.reference[picture])
+            found.append(worst)
+            if worst.limits > part:
                 parting.append(picture)
+        worst = max(found)
         return Row(
-            self.name,
-            measure,
-            shares[worst][measure],
-            part * self.limits[measure],
-            tuple(parting),
-            len(pictures),
+            stage=self.name,
+            measure=worst.measure,
+            share=worst.share,
+            limit=part * self.limits[worst.measure],
+            parting=tuple(parting),
+            compared=len(found),
         )
 
 
 def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> list[Stage]:
     """The stages that the port wrote, in the order in which data flows, with a precision's limits."""
-    found: dict[str, Stage] = {}
-    before = ""
+    found: list[Stage] = []
     moved = 0.0  # how many grey levels the port's own pixels differ in the worst picture, up to one
     for name in reference.order:
         written = {}
@@ -161,20 +163,20 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
         right = [own[name] for own in reference.stages]
         by_precision = reference.limits[name]
         limits = dict(by_precision[precision])
-        if (before, name) == ("patch_embedding", "position_embedding"):
+        if name == "position_embedding" and found and found[-1].name == "patch_embedding":
             # What the patches differ, whose pixels may be the port's own, does not count again.
-            written = without_patches(written, found[before])
+            written = without_patches(written, found[-1])
         else:
             # Who reads the pictures itself has other pixels, and later numbers follow them.
-            for measure, limit in by_precision.get(OWN_PIXELS, {}).items():
+            own_pixels = by_precision.get(OWN_PIXELS, {})
+            for measure, limit in own_pixels.items():
                 limits[measure] += moved * limit
         stage = Stage(name, right, written, reference.about["std"], limits)
+        found.append(stage)
         if name == "pixels":
-            levels = [stage.shares(picture, right[picture])["pixel"] for picture in written]
-            moved = min(max(levels), 1.0)
-        found[name] = stage
-        before = name
-    return list(found.values())
+            row = stage.row()
+            moved = min(GREY_LEVELS * row.share / row.limit, 1.0)
+    return found
 
 
 def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array]:

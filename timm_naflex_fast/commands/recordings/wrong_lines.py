@@ -47,7 +47,12 @@ def without(weights: Weights, *ends: str) -> Weights:
 
 def reread(weights: Weights, *ends: str) -> Weights:
     """Weights whose kernels (outputs, inputs) are read as (inputs, outputs): squares transposed."""
-    return changed(weights, lambda kernel: kernel.reshape(kernel.shape[::-1]).T, ends)
+
+    def read(kernel: Array) -> Array:
+        swapped = kernel.shape[::-1]
+        return kernel.reshape(swapped).T
+
+    return changed(weights, read, ends)
 
 
 def padded(x: Array, weights: Weights, length: int, position: Any = 0) -> Array:
