@@ -26,7 +26,7 @@ SETTINGS = [
 def test_exact_strategies_stay_exact(dtype, setting, exact):
     for scale in (1e-3, 1.0, 100.0):
         model = small_vit(**setting).eval()
-        for table in tables_of(model.embeds).tensors:
+        for table in tables_of(model.embeds).parts:
             torch.nn.init.normal_(table, std=scale)
         with ran(*exact):
             found = survey(model.to(dtype), batches(), exact)
