@@ -13,7 +13,6 @@ from tests.support.oracles import OLD_TORCH, STOCK, relative, row_major, seeded
 LOOP = STOCK["_apply_learned_naflex_pos_embed"]
 SIZES = [(16, 16), (9, 28), (25, 10), (1, 40), (40, 1), (5, 7)]
 IN_GRAPHS = pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler and export trace less")
-MODES = pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 
 
 def tokens(coord, dtype=torch.float32):
@@ -34,7 +33,7 @@ def test_it_has_at_most_40_lines():
     assert len(inspect.getsource(add_pos_embed).splitlines()) <= 40
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("ar_preserving", [False, True])
 def test_it_adds_what_timms_loop_adds_with_its_gradients(mode, ar_preserving):
     embeds = make_embeds(mode)
@@ -57,35 +56,23 @@ def test_it_adds_what_timms_loop_adds_with_its_gradients(mode, ar_preserving):
 
 
 @IN_GRAPHS
-@MODES
-def test_one_graph_trains_on_every_batch(mode):
-    embeds = make_embeds(mode)
+def test_one_graph_trains_on_every_batch_and_an_exported_program_serves_other_grids():
+    embeds = make_embeds("bicubic")
     graphs = CompileCounterWithBackend("aot_eager")
-    module = Module(embeds.pos_embed, mode == "bicubic")
+    module = Module(embeds.pos_embed, True)
     compiled = torch.compile(module, backend=graphs, fullgraph=True, dynamic=True)
+    dynamic = {0: Dim("batch", max=64), 1: Dim("length", max=1024)}
+    coord = row_major(SIZES)
+    program = torch.export.export(module, (tokens(coord), coord), dynamic_shapes=(dynamic,) * 2)
     for sizes in (SIZES, [(3, 9), (12, 12), (7, 2)]):
         coord = row_major(sizes)
         x = tokens(coord).requires_grad_()
+        want = by_loop(embeds, x, coord)
         got = compiled(x, coord)
-        torch.testing.assert_close(got, by_loop(embeds, x, coord), rtol=0, atol=allowed(embeds))
         got.sum().backward()
+        for result in (got, program.module()(x, coord)):
+            torch.testing.assert_close(result, want, rtol=0, atol=allowed(embeds))
     assert graphs.frame_count == 1
-
-
-@IN_GRAPHS
-@MODES
-def test_an_exported_program_serves_other_grids(mode):
-    embeds = make_embeds(mode)
-    module = Module(embeds.pos_embed, mode == "bicubic")
-    coord = row_major(SIZES)
-    batch, length = Dim("batch", max=64), Dim("length", max=1024)
-    dynamic = ({0: batch, 1: length}, {0: batch, 1: length})
-    program = torch.export.export(module, (tokens(coord), coord), dynamic_shapes=dynamic)
-    for sizes in (SIZES, [(3, 9), (12, 12), (7, 2)]):
-        coord = row_major(sizes)
-        x = tokens(coord)
-        got = program.module()(x, coord)
-        torch.testing.assert_close(got, by_loop(embeds, x, coord), rtol=0, atol=allowed(embeds))
 
 
 def test_the_race_runs_everybody():

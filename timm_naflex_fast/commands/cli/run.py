@@ -133,18 +133,33 @@ def _report(wanted: dict[str, Any]) -> None:
     """
     imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
     names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
-    has_computed = False
     text = f"this process did not import {names}, so nothing was patched in it"
+    speaks = wanted["first"] and not _is_installed()
     if imported:
-        from ...patching.status import status
+        from ...patching.status import in_words, status
 
         now = status()
-        has_computed = bool(now.calls)
-        text = "; ".join(_what_computed(now, imported))
-    speaks = wanted["first"] and (imported or not _is_installed())
-    if speaks or has_computed:
-        # In one piece: other processes write there too.
-        sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {text}\n")
+        ran = [
+            f"{step} by {mode} {times} times" for (step, mode), times in sorted(now.calls.items())
+        ]
+        releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
+        said = [
+            in_words(now.flags),
+            f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
+            f"in this process ran {', '.join(ran) or 'none of them'}",
+        ]
+        text = "; ".join([*said, *now.why_stock()])
+        speaks = wanted["first"] or bool(ran)
+    if not speaks:
+        return
+    # torchrun numbers its processes; others are told apart by their ids.
+    who = ""
+    if "RANK" in os.environ:
+        who = f" (rank {os.environ['RANK']})"
+    elif not wanted["first"]:
+        who = f" (process {os.getpid()})"
+    # In one piece: other processes write there too.
+    sys.stderr.write(f"naflex-fast{who}: {text}\n")
 
 
 def _is_installed() -> bool:
@@ -152,27 +167,3 @@ def _is_installed() -> bool:
     program = getattr(sys.modules["__main__"], "__file__", None) or ""
     folders = [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]
     return os.path.abspath(program).startswith(tuple(folder + os.sep for folder in folders))
-
-
-def _what_computed(now: Any, imported: list[str]) -> list[str]:
-    """The settings, the libraries, and what ran, from a ``Status``."""
-    from ...patching.status import in_words
-
-    calls = sorted(now.calls.items())
-    ran = [f"{step} by {strategy} {times} times" for (step, strategy), times in calls]
-    releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
-    return [
-        in_words(now.flags),
-        f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
-        f"in this process ran {', '.join(ran) or 'none of them'}",
-        *now.why_stock(),
-    ]
-
-
-def _who(first: bool) -> str:
-    """Which of several processes speaks, in words."""
-    # torchrun numbers its processes; others are told apart by their ids.
-    rank = os.environ.get("RANK")
-    if rank:
-        return f" (rank {rank})"
-    return "" if first else f" (process {os.getpid()})"

@@ -27,11 +27,7 @@ def image_files(folder: str | Path) -> list[Path]:
     Raises:
         ValueError: not a folder, or no image in it.
     """
-    found = []
-    for path in Path(folder).rglob("*"):
-        # Whoever opens a named pipe waits.
-        if path.suffix.lower() in SUFFIXES and not path.is_fifo():
-            found.append(path)
+    found = [path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES]
     if not found:
         raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)})")
     return sorted(found)
@@ -41,11 +37,10 @@ def image_sources(folder: str | Path) -> list[Source]:
     """Name (path inside the folder) and opener of each of :func:`image_files`."""
     from PIL import Image
 
-    sources: list[Source] = []
-    for path in image_files(folder):
-        name = printable(path.relative_to(folder))
-        sources.append((name, partial(Image.open, path)))
-    return sources
+    return [
+        (printable(path.relative_to(folder)), partial(Image.open, path))
+        for path in image_files(folder)
+    ]
 
 
 def read(
@@ -58,18 +53,16 @@ def read(
     Raises:
         ValueError: none can be read.
     """
-    found = False
+    found = None
     for name, load in sources:
         try:
             with load() as image:
-                result = use(image)
+                found = use(image)
         except Exception as error:  # a damaged file can raise anything in its decoder
-            reason = str(error) or type(error).__name__
-            skipped.append(printable(f"{name}: {reason}"))
+            skipped.append(printable(f"{name}: {str(error) or type(error).__name__}"))
         else:
-            found = True
-            yield name, result
-    if not found:
+            yield name, found
+    if found is None:
         raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
 
 
@@ -148,10 +141,10 @@ def photos() -> list[Source]:
             "without --images DIR scikit-image's photos are taken, and it is not installed: "
             "pip install scikit-image"
         )
-    sources: list[Source] = []
-    for name, (wide, high) in product(PHOTOS, ASPECTS):
-        sources.append((f"{name} {wide}:{high}", partial(_photo, name, wide, high)))
-    return sources
+    return [
+        (f"{name} {wide}:{high}", partial(_photo, name, wide, high))
+        for name, (wide, high) in product(PHOTOS, ASPECTS)
+    ]
 
 
 def _photo(name: str, wide: int, high: int) -> Any:
