@@ -1,24 +1,27 @@
-"""Tables that are not trained: what is resized of them is kept, and never out of date."""
+"""Tables that are not trained: what is resized of them is kept, found again, and never out of date."""
 
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 
-from tests.support.checks import HALF, during
-from tests.support.oracles import Case, finished_tables, kept_tensors
-from timm_naflex_fast.functional import add_pos_embed_
+from tests.support.checks import HALF, during, slow
+from tests.support.oracles import Case, finished_tables, kept_tensors, relative, trained
+from tests.support.running import running
+from tests.support.whole_models import build, one_image
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.resampling import kept
 
 CASE = Case(sizes=[(3, 4), (9, 2), (3, 4), (6, 3), (3, 5), (6, 5)], length=40)
-pytestmark = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 
 
-@pytest.fixture
-def add(strategy):
+@pytest.fixture(params=STRATEGY_NAMES)
+def add(request):
     def add(table, x=None):
         x = CASE.x() if x is None else x
-        return add_pos_embed_(x, table, CASE.coord(), strategy=strategy)
+        return add_pos_embed_(x, table, CASE.coord(), strategy=request.param)
 
     return add
 
@@ -124,3 +127,123 @@ def test_a_table_much_larger_than_the_grids_is_not_compared(add):
     for _ in range(3):
         add(table)
     assert not finished_tables()
+
+
+@pytest.mark.parametrize("writes_before", ["copying", "resizing"])
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, writes_before, monkeypatch):
+    """Another thread exchanges the weights before the cache copies them, or after that and before
+    it resizes them."""
+    first, second = torch.randn(2, 6, 5, 4)
+    embed = partial(resample_pos_embeds, grid_sizes=[(3, 4)], mode="bicubic", strategy=strategy)
+    want = embed(first)
+    table = first.clone()
+    embed(table)
+    unseen = kept.unseen
+    moments = ["copying", "resizing"]
+
+    def write():  # called before anything is copied or built
+        if moments and moments.pop(0) == writes_before:
+            table.data.copy_(second)
+        return unseen()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "unseen", write)
+        embed(table)
+    assert moments == []
+    assert torch.equal(table, second)
+
+    table.data.copy_(first)
+    for _ in range(3):
+        assert relative(embed(table), want) <= 2e-6
+
+
+SIZES = [(3, 5), (8, 2), (4, 4), (2, 7)]  # none is the table's
+# How a model runs: None is called, the others are backends of the compiler.
+by_backend = pytest.mark.parametrize(
+    "backend", [None, "aot_eager", slow("eager"), slow("inductor")]
+)
+
+
+def compiled(model, backend):
+    return model if backend is None else torch.compile(model, backend=backend, dynamic=True)
+
+
+def store():
+    """How many tables are kept, how many bytes, and how many resized ones."""
+    return len(kept._entries), kept._nbytes, finished_tables()
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """One entry for each sum that runs."""
+    ran = []
+    embedding_bag = torch.embedding_bag
+
+    def count(*args, **options):
+        ran.append(args[0].shape)
+        return embedding_bag(*args, **options)
+
+    monkeypatch.setattr(torch, "embedding_bag", count)
+    return ran
+
+
+@by_backend
+@pytest.mark.parametrize("name", ["learned", "siglip2"])
+@torch.no_grad()
+def test_a_model_finds_what_is_kept_of_its_table_again_and_keeps_no_more(name, backend, sums):
+    # A table so small that it costs less to compare than to resample.
+    model = build(name, table_side=3).requires_grad_(False)
+    inputs = [one_image(name, size) for size in SIZES]
+    with running(model=model):
+        run = compiled(model, backend)
+        wants = [run(given) for given in inputs]
+        assert sums
+        for given in inputs * 2:
+            run(given)
+        sums.clear()
+        before = store()
+        hold = []
+        for number in range(40):
+            hold.append(torch.zeros(number % 7))  # moves what a call puts into memory
+            number %= len(inputs)
+            assert relative(run(inputs[number]), wants[number]) <= 1e-6
+    assert sums == []
+    assert store() == before
+    assert before[2] == len(inputs)
+
+
+@by_backend
+def test_a_table_that_trains_is_not_kept(backend, sums):
+    model = build("learned", depth=0, table_side=3)
+    inputs = [one_image("learned", size) for size in SIZES]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with running(model=model):
+        run = compiled(model, backend)
+        for given in inputs:
+            trained(model, given, run)
+            optimizer.step()
+        before = store()
+        sums.clear()
+        for given in inputs * 3:
+            trained(model, given, run)
+            optimizer.step()
+            trained(model, given, run)  # twice with one table, as for larger batches
+    assert len(sums) >= 12 * 4
+    assert store() == before
+    assert finished_tables() == 0
+
+
+@by_backend
+@torch.no_grad()
+def test_a_table_that_changes_unseen_is_never_out_of_date(backend):
+    """As the weights of a teacher do, in each step; inductor sees no version either."""
+    model, twin = (build("learned", 0, table_side=3).requires_grad_(False) for _ in range(2))
+    given = one_image("learned", (3, 5))
+    run = compiled(model, backend)
+    with running(model=model):
+        for number in range(12):
+            if number % 3 == 2:
+                for each in (model, twin):
+                    each.embeds.pos_embed.data.mul_(1.5)
+            assert relative(run(given), twin(given)) <= 1e-5

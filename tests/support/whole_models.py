@@ -48,12 +48,12 @@ IMAGES = [
 class Siglip2(torch.nn.Module):
     """A tower of transformers."""
 
-    def __init__(self, depth):
+    def __init__(self, depth, table_side):
         super().__init__()
         transformers = pytest.importorskip("transformers", minversion="5.21")
         if not transformers.is_torch_available():
             pytest.skip("this transformers needs a newer torch")
-        self.tower = tiny_siglip2.tower(16, num_hidden_layers=depth)
+        self.tower = tiny_siglip2.tower(table_side**2, num_hidden_layers=depth)
 
     def forward(self, batch):
         return self.tower(**batch).pooler_output
@@ -63,21 +63,30 @@ class Siglip2(torch.nn.Module):
         self.tower.gradient_checkpointing_enable()
 
 
-def build(name, depth=1, **options):
-    """The model of this name, in eval mode."""
+def build(name, depth=1, table_side=None, **options):
+    """The model of this name, in eval mode, with a table of its usual size or of so many sides."""
     if name == "siglip2":
-        return Siglip2(depth)
+        return Siglip2(depth, table_side or 4)
     if name in ROPE:
         options |= dict(pos_embed="none", rope_type=name, **ROPE[name])
-    return small_vit(depth=depth, **NAFLEXVITS.get(name, {}), **options).eval()
+    if table_side:
+        options |= dict(pos_embed_grid_size=(table_side, table_side))
+    return small_vit(depth=depth, **{**NAFLEXVITS.get(name, {}), **options}).eval()
 
 
 def batch_of(name, number=0, times=1):
     """One of four batches of other sizes and lengths, so many times."""
-    sizes = SIZES[number] * times
+    return _batch(name, SIZES[number] * times, number)
+
+
+def one_image(name, size):
+    return _batch(name, [size], 0)
+
+
+def _batch(name, sizes, seed):
     if name != "siglip2":
-        return vit_batch(sizes, seed=number)
-    batch = vit_batch(sizes, patch=16, chans=3, seed=number)
+        return vit_batch(sizes, seed=seed)
+    batch = vit_batch(sizes, patch=16, chans=3, seed=seed)
     return dict(
         pixel_values=batch["patches"],
         pixel_attention_mask=batch["patch_valid"].long(),
