@@ -208,7 +208,7 @@ def add_learned(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
 def add_learned_plain(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | None:
-    """Modifications: the chosen strategy, "matmul" for "grid_sample"; two products in a graph."""
+    """Modifications: the chosen strategy, "matmul" for "grid_sample"."""
     return _add(strategy, self, learned_table(self), x, OneGrid(*grid_size))
 
 
