@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "1.0.0rc4"
+__version__ = "1.0.0rc5"
 __all__ = ["Handle", "Status", "disable", "enable", "functional", "status"]
 
 if TYPE_CHECKING:
