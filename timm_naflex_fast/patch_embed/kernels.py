@@ -28,7 +28,7 @@ from torch import Tensor
 from ..batch.checks import check_interpolation, check_numbers, check_size
 from ..resampling.kept import kept_by_arguments, kept_of_sources, pinned, watched
 from ..resampling.matrices import axis_matrix
-from ..resampling.precision import has_float64, is_autocast_on, product
+from ..resampling.precision import has_float64, is_autocast_on, unrounded_product
 from ..resampling.spec import ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
@@ -123,7 +123,7 @@ def _resample(x: Tensor, resize: KernelResize) -> Tensor:
     dtype = product_dtype(x)
     rows, columns = _factors(resize, dtype, x.device)
     kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
-    return product(product(rows, kernels), columns).to(x.dtype)
+    return unrounded_product(unrounded_product(rows, kernels), columns).to(x.dtype)
 
 
 def resample_patch_kernel(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .closed_form import axis_weights, tap_weights
-from .precision import product, unrounded_dtype
+from .precision import unrounded_dtype, unrounded_product
 from .spec import ResizeSpec
 
 
@@ -66,7 +66,7 @@ def _one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> 
     x = axis_weights(positions.x, positions.w, w0, spec).to(dtype)  # (B, N, W0)
     # Resizing is separable: a cell's weight is its row's times its column's.
     weights = y[..., :, None] * x[..., None, :]  # (B, N, H0, W0)
-    embeddings = product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
+    embeddings = unrounded_product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
     return embeddings.unflatten(0, positions.y.shape)
 
 

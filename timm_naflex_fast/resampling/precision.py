@@ -41,7 +41,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def unrounded_product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, both of ``unrounded_dtype``."""
     if a.dtype is torch.float64:
         return a @ b

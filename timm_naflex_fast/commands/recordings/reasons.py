@@ -158,9 +158,7 @@ def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers
     return Reason(words, True, tuple(found), max(found.values()))
 
 
-def precision_hint(
-    first: str, reference: Recording, port: Sequence[Stages], precision: str
-) -> str:
+def precision_hint(first: str, reference: Recording, port: Sequence[Stages], precision: str) -> str:
     """Which wider precisions' rounding explains the first stage that parts, in words; or nothing."""
     names = []
     place = PRECISIONS.index(precision)
