@@ -88,20 +88,31 @@ def modeling(name):
 def siglip2(table, sizes):
     resize = modeling("siglip2").Siglip2VisionEmbeddings.resize_positional_embeddings
     padded = resize(table, torch.tensor(sizes), max_length=240)
-    return torch.cat([image[: h * w] for image, (h, w) in zip(padded, sizes)])
+    images = []
+    for image, (h, w) in zip(padded, sizes):
+        images.append(image[: h * w])
+    return torch.cat(images)
 
 
 def moonvit(table, sizes):
     config = modeling("kimi_k25").Kimi_K25VisionConfig(hidden_size=CHANNELS)
     embeddings = modeling("kimi_k25").Kimi_K25VisionPositionEmbeddings(config)
     fill(embeddings.position_embeddings, table)
-    tokens = torch.zeros(sum(h * w for h, w in sizes), CHANNELS)
-    return embeddings(tokens, torch.tensor([(1, h, w) for h, w in sizes]))
+    count = sum(h * w for h, w in sizes)
+    tokens = torch.zeros(count, CHANNELS)
+    grids = [(1, h, w) for h, w in sizes]
+    return embeddings(tokens, torch.tensor(grids))
 
 
 def qwen3_vl(table, sizes):
-    small = dict(depth=0, hidden_size=CHANNELS, num_heads=2, intermediate_size=8, out_hidden_size=8)
-    config = modeling("qwen3_vl").Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])
+    config = modeling("qwen3_vl").Qwen3VLVisionConfig(
+        depth=0,
+        hidden_size=CHANNELS,
+        num_heads=2,
+        intermediate_size=8,
+        out_hidden_size=8,
+        deepstack_visual_indexes=[],
+    )
     model = modeling("qwen3_vl").Qwen3VLVisionModel(config).eval()
     fill(model.pos_embed.weight, table)
     # What leaves the patch embedding is zero, so the first to read the sum reads the position
@@ -110,7 +121,8 @@ def qwen3_vl(table, sizes):
     model.patch_embed.forward = lambda pixels: torch.zeros(len(pixels), CHANNELS)
     model.rotary_pos_emb.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     grids = torch.tensor([(1, *size) for size in sizes])
-    model(torch.zeros(sum(h * w for h, w in sizes), 1), grid_thw=grids)
+    count = int(grids.prod(1).sum())
+    model(torch.zeros(count, 1), grid_thw=grids)
     return seen[0]
 
 

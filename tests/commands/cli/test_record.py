@@ -41,14 +41,16 @@ mine: the last LayerNorm is doubled
 @pytest.fixture(autouse=True)
 def few_mistakes(monkeypatch, tmp_path):
     """Two of them: ``tests/commands/recordings/test_mistakes.py`` has them all."""
-    (tmp_path / "mistakes.diff").write_text(LIST)
-    monkeypatch.setattr(mistakes.read_mistakes, "__defaults__", (tmp_path / "mistakes.diff",))
+    few = tmp_path / "mistakes.diff"
+    few.write_text(LIST)
+    monkeypatch.setattr(mistakes.read_mistakes, "__defaults__", (few,))
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
-    for number, picture in enumerate(tiny_recordings.smooth_pictures([(90, 60), (40, 120)])):
+    pictures = tiny_recordings.smooth_pictures([(90, 60), (40, 120)])
+    for number, picture in enumerate(pictures):
         picture.save(folder / f"{number}.png")
     return str(folder)
 
@@ -87,7 +89,9 @@ def test_a_recording_is_of_what_was_given_and_says_so(record, images, tmp_path):
     about = read.about
     assert about["written_by"]["program"] == "naflex-fast record"
     assert len(about["weights"]["sha256"]) == 64
-    assert (about["patch_size"], about["max_patches"], about["heads"]) == (8, 16, 2)
+    assert about["patch_size"] == 8
+    assert about["max_patches"] == 16
+    assert about["heads"] == 2
     assert about["table_size"] == [16, 16] == list(read.table.shape[:2])
     assert read.order == STAGES
     for number in range(2):

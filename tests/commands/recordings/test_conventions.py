@@ -11,6 +11,12 @@ from timm_naflex_fast.functional import resample_pos_embed, resample_pos_embeds
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
+COEFFICIENTS = {
+    ("bilinear", True): None,
+    ("bilinear", False): None,
+    ("bicubic", True): -0.5,
+    ("bicubic", False): -0.75,
+}
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
 
 
@@ -19,21 +25,28 @@ BILINEAR = Convention("bilinear", cubic_coefficient=None)
 @pytest.mark.parametrize("corners", [True, False])
 @pytest.mark.parametrize("n0", [1, 4, 9])
 def test_the_formula_is_pytorchs(n0, corners, mode, antialias):
-    coefficient = {"bilinear": None, "bicubic": -0.5 if antialias else -0.75}[mode]
-    positions = "corners" if corners else "half_pixel"
-    outside = "dropped" if antialias else "border"
-    convention = Convention(mode, coefficient, antialias, outside, corners, positions)
+    convention = Convention(
+        mode,
+        cubic_coefficient=COEFFICIENTS[mode, antialias],
+        antialias=antialias,
+        outside="dropped" if antialias else "border",
+        align_corners=corners,
+        positions="corners" if corners else "half_pixel",
+    )
     table = random_table(0, size=(n0, n0 + 1)).double()
     sizes = [(1, 1, 2), (1, 3, 17), (1, 8, 5), (1, n0, n0 + 1)]
     how = dict(mode=mode, antialias=antialias, align_corners=corners)
     want = torch.cat(one_by_one(table, sizes, **how))
-    torch.testing.assert_close(tokens_of(convention, table, sizes), want, atol=1e-6, rtol=1e-6)
+    got = tokens_of(convention, table, sizes)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 
 def test_no_two_conventions_give_the_same_result_or_have_the_same_words():
     table = random_table(0).double()
-    results = torch.stack([tokens_of(convention, table, SIZES).flatten() for convention in ALL])
-    distance = torch.cdist(results, results, p=float("inf")).fill_diagonal_(torch.inf)
+    results = [tokens_of(convention, table, SIZES).flatten() for convention in ALL]
+    stacked = torch.stack(results)
+    distance = torch.cdist(stacked, stacked, p=float("inf"))
+    distance.fill_diagonal_(torch.inf)
     assert distance.min() / table.abs().max() > 1e-4
     words = {convention.words() for convention in ALL}
     assert len(words) == len(ALL)

@@ -30,15 +30,9 @@ def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
     error, best = found[0]
     assert Convention(**best) == convention and error < 1e-6
     errors = [round(error, DECIMALS) for error, _ in found]
-    assert errors == sorted(errors) and errors[1] > 1e-4
+    assert errors == sorted(errors)
+    assert errors[1] > 1e-4
     assert len(found) == len(ALL)
-
-
-def test_channels_that_are_the_same_in_every_cell_do_not_hide_the_others():
-    table = random_table(4, channels=40)
-    table[..., :36] = 0
-    found = identify_resampling(table, (5, 7), resample_pos_embed(table, (5, 7), mode="bilinear"))
-    assert Convention(**found[0][1]) == BILINEAR and found[1][0] > 0.01
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border"])
@@ -50,12 +44,23 @@ def test_grid_sample_is_identified_and_the_plainest_comes_first(edges, corners, 
     table = random_table(1, size=(16, 16))
     # From edge to edge of the table, or from centre to centre of the outermost cells.
     positions = affine_grid(torch.eye(2, 3)[None], (1, 1, *size), align_corners=edges)
-    options = dict(mode=mode, align_corners=corners, padding_mode=padding)
-    result = grid_sample(table.permute(2, 0, 1)[None], positions, **options)  # (1, C, h, w)
-    found = identify_resampling(table, size, result[0].permute(1, 2, 0))
-    equal = [Convention(**settings) for error, settings in found if error < 1e-5]
+    images = table.permute(2, 0, 1)[None]  # (1, C, H0, W0)
+    result = grid_sample(
+        images,
+        positions,
+        mode=mode,
+        align_corners=corners,
+        padding_mode=padding,
+    )
+    tokens = result[0].permute(1, 2, 0)  # (h, w, C)
+    found = identify_resampling(table, size, tokens)
+    equal = []
+    for error, settings in found:
+        if error < 1e-5:
+            equal.append(Convention(**settings))
     assert equal[0].mode == mode and not equal[0].transposed
-    assert equal == [one for one in conventions([(1, *size)]) if one in equal]  # the plainest first
+    places = [list(conventions([(1, *size)])).index(one) for one in equal]
+    assert places == sorted(places)  # the plainest first
 
 
 TABLE = random_table(5)

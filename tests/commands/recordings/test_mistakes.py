@@ -12,7 +12,7 @@ import torch
 from tests.support import tiny_recordings
 from timm_naflex_fast.commands.measure.record import inputs_of
 from timm_naflex_fast.commands.recordings.format import Unusable, read_about
-from timm_naflex_fast.commands.recordings.mistakes import Mistake, mistakes_of, read_mistakes
+from timm_naflex_fast.commands.recordings.mistakes import mistakes_of, read_mistakes
 
 KIT = Path(__file__).parents[3] / "recordings" / "siglip2_naflex_tiny"
 DEPTH = 3
@@ -113,6 +113,15 @@ def test_a_list_that_cannot_be_read_names_the_line(text, line, tmp_path):
         read_mistakes(file)
 
 
+def test_a_tower_of_another_activation_has_mistakes_of_the_other_stages_alone(pictures):
+    model = tiny_recordings.tiny_model(depth=1)
+    model.blocks[0].mlp.act = torch.nn.ReLU()
+    tried = [MISTAKES[name] for name in ("no_patch_bias", "no_first_norm", "no_last_norm")]
+    recording = tiny_recordings.recording_of(model, pictures[:1], tried)
+    names = [one["name"] for one in recording.about["mistakes"]]
+    assert names == ["no_patch_bias", "no_last_norm"]
+
+
 # Ports without a mistake.
 
 
@@ -122,14 +131,6 @@ def test_a_right_port_is_equal_in_its_precision(dtype, model, reference):
     ports = tower(inputs_of(reference.stages, tiny_recordings.LENGTH))
     found = tiny_recordings.compared(reference, ports, str(dtype).removeprefix("torch."))
     assert found.first is None and found.reason is None
-
-
-def test_of_several_mistakes_the_first_one_is_named(model, reference, pictures):
-    tried = [MISTAKES[name] for name in ("bgr", "table_shifted", "swapped_norms")]
-    several = Mistake("several", "", "", [line for mistake in tried for line in mistake.lines])
-    ports = tiny_recordings.port_of(reference, model, pictures, several)
-    found = tiny_recordings.compared(reference, ports)
-    assert (found.first.stage, found.reason.words) == ("pixels", tried[0].words)
 
 
 def test_padding_that_timm_does_not_mask_is_told(model, reference):

@@ -10,6 +10,7 @@ Tests: tests/commands/recordings/test_mistakes.py.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,8 +196,16 @@ def known_mistakes(
     Returns:
         The entries of recording.json, which tell the pictures that show a mistake. And the arrays of
         mistakes.safetensors: for the first of these, its numbers at the first stage that shows it
-        and at "pooled". Nothing of a mistake that does not show.
+        and at "pooled". Nothing of a mistake that does not show, nor at a stage that the right port
+        itself does not make as the reference does: that has another activation, say.
     """
+    right_port = Port(recording, weights)
+
+    @cache
+    def agrees(stage: str, number: int) -> bool:
+        made = right_port.made(stage, pictures[number], recording.stages[number])
+        return first_shown(made, number, recording) != stage
+
     entries = []
     arrays: Stages = {}
     for mistake in mistakes:
@@ -207,7 +216,7 @@ def known_mistakes(
             right = recording.stages[number]
             made = port.made(mistake.start, picture, right)
             first = first_shown(made, number, recording)
-            if first:
+            if first and agrees(first, number):
                 shown.setdefault(first, {})[number] = made
         if not shown:
             continue

@@ -13,7 +13,6 @@ import numpy as np
 
 from .format import OWN_PIXELS, Array, Recording, Stages, sampled
 
-GREY_LEVELS = 2  # are the limit of a pixel
 SMALLEST_SCALE = 1e-3  # of the stage's median: that of a token or channel near zero
 
 
@@ -174,8 +173,10 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
         stage = Stage(name, right, written, reference.about["std"], limits)
         found.append(stage)
         if name == "pixels":
-            row = stage.row()
-            moved = min(GREY_LEVELS * row.share / row.limit, 1.0)
+            for picture in written:
+                differences = stage.differences(picture, right[picture])
+                moved = max(moved, float(differences["pixel"].max()))
+            moved = min(moved, 1.0)
     return found
 
 
