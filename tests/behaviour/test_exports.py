@@ -24,20 +24,16 @@ pytestmark = pytest.mark.skipif(
     OLD_TORCH or not hasattr(torch.compiler, "_is_exporting_flag"),
     reason="this torch does not tell an export from other tracing",
 )
-BILINEAR = {"pos_embed_interp_mode": "bilinear"}
-NOT_ANTIALIASED = {"pos_embed_antialias": False}
 ALIGNED = {"pos_embed_align_corners": True}
-RADIO = BILINEAR | NOT_ANTIALIASED | ALIGNED | {"pos_embed_ar_preserving": True}
+LINEAR = {"pos_embed_interp_mode": "bilinear", "pos_embed_antialias": False}
 # The strategy ("grid_sample": by timm's flag), the sides of the table, and timm's options.
 TABLES = {
-    "16 bilinear": ("matmul", (16, 16), BILINEAR),
-    "32 bicubic": ("matmul", (32, 32), {}),
+    "16 bilinear": ("matmul", (16, 16), {"pos_embed_interp_mode": "bilinear"}),
     "37 bicubic": ("matmul", (37, 37), {}),
     "37 by interpolate_cached": ("interpolate_cached", (37, 37), {}),
-    "37 bicubic, not antialiased": ("matmul", (37, 37), NOT_ANTIALIASED),
-    "128 as in RADIO": ("matmul", (128, 128), RADIO),
-    "128 not antialiased": ("matmul", (128, 128), BILINEAR | NOT_ANTIALIASED),
-    "128 bilinear, grid_sample": ("grid_sample", (128, 128), BILINEAR),
+    "37 bicubic, not antialiased": ("matmul", (37, 37), {"pos_embed_antialias": False}),
+    "128 as in RADIO": ("matmul", (128, 128), LINEAR | ALIGNED | {"pos_embed_ar_preserving": True}),
+    "128 not antialiased": ("matmul", (128, 128), LINEAR),
     "128 bicubic, grid_sample": ("grid_sample", (128, 128), ALIGNED),
     "factorized": ("matmul", (16, 16), {"pos_embed": "factorized"}),
     "factorized, grid_sample": ("grid_sample", (37, 16), {"pos_embed": "factorized"}),
@@ -54,7 +50,7 @@ TOLERANCES = {"model": 1e-5, "embeddings": 2e-6}
 
 # The table, what is exported, and the size of its images.
 PROGRAMS = [
-    ("37 bicubic", "model", None),
+    slow("37 bicubic", "model", None),
     ("16 bilinear", "model", IMAGE),
     ("37 bicubic", "embeddings", None),
     slow("factorized", "model", IMAGE),
@@ -113,13 +109,6 @@ def check(module, part, batches, outputs):
         assert (torch.as_tensor(output) - want).abs().max() <= TOLERANCES[part] * largest
 
 
-def dtypes_of(program):
-    """The dtypes of all tensors in a program, of inner graphs too."""
-    graphs = [one for one in program.graph_module.modules() if hasattr(one, "graph")]
-    values = [node.meta.get("val") for graph in graphs for node in graph.graph.nodes]
-    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
-
-
 @pytest.mark.parametrize("runtime", export.LOADERS)
 @EACH_PROGRAM
 def test_every_runtime_equals_timm_on_batches_lengths_and_grids_not_seen(
@@ -139,18 +128,16 @@ def test_no_program_holds_float64_a_resize_or_this_package(name, part, size, fil
 
     _, program, file = files(name, part, size)
 
-    assert torch.float32 in dtypes_of(program)
-    assert torch.float64 not in dtypes_of(program)
     for node in program.graph.nodes:
         assert "upsample" not in str(node.target)
         assert "naflex" not in str(node.target)
+        value = node.meta.get("val")
+        assert not isinstance(value, torch.Tensor) or value.dtype is not torch.float64
 
     graph = onnx.shape_inference.infer_shapes(onnx.load(file)).graph
     operators = Counter(node.op_type for node in graph.node)
     assert operators["Resize"] == operators["GridSample"] == 0
     values = [*graph.value_info, *graph.input, *graph.output]
-    named = {value.name for value in values}
-    assert all(named.issuperset(node.output) for node in graph.node)
     dtypes = {value.type.tensor_type.elem_type for value in values}
     dtypes |= {tensor.data_type for tensor in graph.initializer}
     assert onnx.TensorProto.DOUBLE not in dtypes

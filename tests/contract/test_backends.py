@@ -25,7 +25,7 @@ INTERPOLATE = "interpolate_cached"
 
 @dataclass
 class Way:
-    """A backend with a strategy for tables of a kind, and what it promises."""
+    """A way to add tables of a kind to tokens, and what it promises."""
 
     name: str
     add: Any
@@ -41,7 +41,6 @@ class Way:
         return Case(kind=self.kind, use_grid_sample=self.sampled, **settings)
 
     def drawn(self, data, **fixed):
-        """A case of this kind, as the way can compute it."""
         if self.kind == "factorized":
             fixed |= dict(antialias=True, align_corners=False)
         return data.draw(cases(kind=self.kind, use_grid_sample=self.sampled, **fixed))
@@ -190,13 +189,14 @@ def test_learned_is_as_close_to_float64_as_timm(add, data):
 
 def rearranged(case, length):
     """For each token of a shorter batch the one that takes its place: a grid's in any order, some
-    of them lost, one twice, then padding."""
+    of them lost, then padding."""
     orders = []
     for h, w in case.sizes:
-        padding = torch.arange(h * w, case.length)
-        orders.append(torch.cat((torch.randperm(h * w), padding))[:length])
-        orders[-1][0] = h * w - 1  # the last cell, which tells the grid's size, stays
+        cells = torch.randperm(h * w - 1)
+        # The last cell, which tells the grid's size, stays.
+        orders.append(torch.tensor([h * w - 1, *cells, *range(h * w, case.length)])[:length])
     order = torch.stack(orders)
+    order[:, 1] = order[:, 2]  # one twice
     if case.use_grid_sample:
         order[2, -1] = order[2, 1]  # padding that names a cell
     return order
@@ -272,7 +272,6 @@ def test_padding_keeps_every_bit_and_gives_no_gradient_whatever_it_names(way, na
     upstream = torch.ones(2, 20, 4)
     upstream[is_padding] = torch.tensor([torch.nan, torch.inf, 1e30, 0.0])
     for grad in torch.autograd.grad(out, tables(embeds), upstream):
-        assert grad.isfinite().all()
         assert grad.abs().max() < 1e3
 
 
@@ -313,8 +312,7 @@ def test_nothing_of_the_size_of_the_tokens_is_kept_for_the_backward_pass():
 
 
 @pytest.mark.parametrize("strategy", ["matmul", INTERPOLATE, "grid_sample"])
-@pytest.mark.parametrize("samples", [2, 0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("samples", "dtype"), [(2, torch.float32), (0, torch.bfloat16)])
 def test_operators_pass_opcheck(strategy, samples, dtype):
     x = torch.randn(2, 4, 12, dtype=dtype).transpose(1, 2)[:samples].requires_grad_()
     table = torch.randn(6, 5, 4, requires_grad=True)

@@ -156,34 +156,29 @@ def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
     """
     side = st.integers(1, largest // 2)
     long_side = st.integers(32, 48) if largest == 40 else side
-    small_table = st.tuples(side, side)
-    large_table = st.tuples(long_side, side | long_side)
-    table = draw(st.one_of(small_table, small_table, large_table))
+    table = draw(st.tuples(side, side) | st.tuples(long_side, side | long_side))
 
     length = st.integers(1, largest)
     few = st.integers(1, 8)
     one = st.just(1)
-    grid = st.one_of(
-        st.tuples(length, length),
-        st.tuples(few, few),
-        st.tuples(one, length),
-        st.tuples(length, one),
-        st.just(table),
-    )
+    grids = [(length, length), (few, few), (one, length), (length, one)]
+    grid = st.one_of(st.just(table), *(st.tuples(*sides) for sides in grids))
     distinct = draw(st.lists(grid, min_size=1, max_size=4))
     sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6))
     longest = max(h * w for h, w in sizes)
     more = draw(st.sampled_from([0, 0, 3, -1, -longest // 2]))
 
-    values = {"table_size": table, "sizes": sizes, "length": max(1, longest + more)}
+    options = dict(
+        mode=st.sampled_from(["bilinear", "bicubic"]),
+        ar_preserving=st.booleans(),
+        channels=st.integers(2, 9),
+        dtype=st.sampled_from(dtypes),
+        seed=st.integers(0, 2**20),
+    )
     if NEW_TIMM:
-        values["antialias"] = draw(st.booleans())
-        values["align_corners"] = draw(st.booleans())
-    values["mode"] = draw(st.sampled_from(["bilinear", "bicubic"]))
-    values["ar_preserving"] = draw(st.booleans())
-    values["channels"] = draw(st.integers(2, 9))
-    values["dtype"] = draw(st.sampled_from(dtypes))
-    values["seed"] = draw(st.integers(0, 2**20))
+        options |= dict(antialias=st.booleans(), align_corners=st.booleans())
+    values = draw(st.fixed_dictionaries(options))
+    values |= dict(table_size=table, sizes=sizes, length=max(1, longest + more))
     return Case(**(values | fixed))
 
 
@@ -308,18 +303,10 @@ def finished_tables():
 
 def kept_tensors():
     """Every tensor that is kept, contents of parameters too."""
-
-    def tensors(value):
-        if isinstance(value, Tensor):
-            return [value]
-        found = []
-        for part in value if isinstance(value, tuple) else ():
-            found += tensors(part)
-        return found
-
     found = []
     for entry in kept._entries.values():
-        found += tensors((entry.result, *entry.copies, *entry.tensors.values()))
+        parts = tree_iter((entry.result, entry.copies, list(entry.tensors.values())))
+        found += [part for part in parts if isinstance(part, Tensor)]
     return found
 
 
