@@ -172,7 +172,9 @@ def _add(
     tensors = (x, *table.parts)
     if isinstance(layout, Coordinates):
         tensors += (layout.values,)
-    reason = why_unsupported(*tensors)
+    context = context_of(*tensors)
+    # In plain eager code there is nothing that ours cannot take.
+    reason = None if context is None else why_unsupported(*tensors)
     if reason is not None:
         return reason
     chosen = STRATEGIES[strategy]
@@ -184,7 +186,7 @@ def _add(
             f"{spec.interpolation!r}"
         )
     try:
-        dispatch.add(x, table, layout, spec, chosen, context_of(*tensors))
+        dispatch.add(x, table, layout, spec, chosen, context)
     except InvalidCoordinateError:
         if not spec.samples:
             raise

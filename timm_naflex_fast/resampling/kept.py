@@ -249,7 +249,10 @@ def _tensor_in(memory: bytearray, like: Tensor) -> Tensor:
 
 def _place(sources: Sources) -> Hashable:
     """Where the sources lie in memory, and how."""
-    return tuple((s.data_ptr(), s.dtype, s.shape, s.stride()) for s in sources)
+    place: list[Hashable] = []
+    for source in sources:
+        place += [source.data_ptr(), source.dtype, source.shape, source.stride()]
+    return tuple(place)
 
 
 def _use(key: Hashable) -> _Entry | None:
