@@ -208,7 +208,11 @@ def read_recording(folder: Path) -> Recording:
                 f"{folder} must hold every stage of every picture, with the grids of recording.json"
             )
     check_stages(stages, stages, folder)
-    mistakes = read_arrays(folder / "mistakes.safetensors")
+    # A recording may come without what known mistakes give.
+    mistakes: dict[str, Array] = {}
+    mistakes_file = folder / "mistakes.safetensors"
+    if mistakes_file.exists():
+        mistakes = read_arrays(mistakes_file)
     return Recording(about, stages, table, mistakes)
 
 
