@@ -234,7 +234,7 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     want = torch.stack([by_sample(*sample, "_grid_sample") for sample in zip(*samples)])
     enable("grid_sample")
     with pytest.warns(UserWarning, match="transform stays with timm's own") as said:
-        for times in ("1 time", "2 times"):
+        for times in ("(1 x)", "(2 x)"):
             # timm's own code of the flag, not that of its default.
             got = torch.func.vmap(by_sample)(*samples)
             torch.testing.assert_close(got, want, atol=2e-6, rtol=0)

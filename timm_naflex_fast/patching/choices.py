@@ -108,6 +108,7 @@ class Choice:
     libraries: tuple[Any, ...] = ()
     counts: Counts = field(default_factory=Counts)
     handle: Any = lambda: None  # a weak reference to what can end it
+    is_for_model: bool = False
     places: WeakSet[Any] = field(default_factory=WeakSet)  # the modules, or libraries, that have it
     ended: bool = False
 
@@ -160,11 +161,11 @@ def _left(place: Any) -> tuple[Choice, ...]:
     Only ``disable()``, which ends all, can end one whose handle is gone: those older than it can
     never hold again.
     """
-    left: tuple[Choice, ...] = ()
-    # None: of a module that was unpickled.
-    for choice in reversed(vars(place).get(CHOICES_ATTRIBUTE) or ()):
+    left: list[Choice] = []
+    for choice in vars(place).get(CHOICES_ATTRIBUTE) or ():
+        # None: of a module that was unpickled.
         if choice is not None and not choice.ended:
-            left = (choice, *left)
             if choice.handle() is None:
-                break
-    return left
+                left.clear()
+            left.append(choice)
+    return tuple(left)

@@ -38,7 +38,7 @@ def is_unguarded() -> bool:
     return _unguarded
 
 
-def forget_graphs(*, replaced: bool) -> None:
+def forget_graphs(*, replaced: bool = False) -> None:
     """Let the compiler forget its graphs, if one may not follow what holds since now.
 
     Not to be called while the lock is held: a compiling thread may wait for it.

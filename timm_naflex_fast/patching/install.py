@@ -13,6 +13,7 @@ import importlib
 import itertools
 import sys
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -36,17 +37,17 @@ from .choices import (
 from .counts import call_counts, warn
 from .decide import Replacement, settings_for
 from .graphs import forget_graphs
-from .library import Library, has, hidden, is_ours
+from .library import BEFORE, Library, hidden, is_ours
 from .not_served import not_served
 from .releases import check_supported
 
-# Each has a file here, "timm_methods", with its ``LIBRARY``. A model that we speed up contains one of
-# these classes.
-LIBRARIES = {
-    "timm": "NaFlexEmbeds",
-    "transformers": "Siglip2VisionEmbeddings, Cosmos3EdgeVisionEmbeddings, RadioPatchEmbeddings, "
-    "HunYuanVLVisionPatchEmbed",
-}
+# Each has a file here, "timm_methods", with its ``LIBRARY``.
+LIBRARIES = ("timm", "transformers")
+# A model that we speed up contains one of these classes.
+NONE_OF = (
+    "no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings, Cosmos3EdgeVisionEmbeddings, "
+    "RadioPatchEmbeddings, HunYuanVLVisionPatchEmbed"
+)
 
 known_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
@@ -78,57 +79,41 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
 
 def imported_libraries() -> list[Library]:
     """Those that this process has imported. Not to be called while the lock is held."""
-    imported = []
-    for name in LIBRARIES:
-        if sys.modules.get(name):
-            imported.append(_import_library(name, all_parts=False))
-    return imported
+    names = [name for name in LIBRARIES if sys.modules.get(name)]
+    return [_import_library(name, all_parts=False) for name in names]
 
 
-def _say_what_stays(library: Library, modules: list[nn.Module], *, strict: bool) -> None:
-    """Warn of what hides ours in a model.
+def _places(
+    library: Library, is_by_author: Callable[[Any], bool]
+) -> list[tuple[Any, str, Replacement]]:
+    """What has the methods of this author, their names, and what replaces them.
 
-    Raises:
-        RuntimeError: there is such a thing, and ``strict`` forbids it.
-    """
-    for sentence in hidden(library, modules):
-        message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-        if strict:
-            raise RuntimeError(f"{message}. Nothing was changed")
-        warn(message)
-
-
-def _places(library: Library) -> list[tuple[Any, str, Replacement]]:
-    """What has the methods, their names, and what replaces them.
-
-    A function is in all modules of the library, too, that have imported it by name.
+    A function is in all modules of the library that have imported it by name.
     """
     places = []
-    for key, owner in library.owners().items():
-        owners = [owner]
-        if isinstance(owner, ModuleType):
-            for name, module in list(sys.modules.items()):
-                if name.startswith(f"{library.name}."):
-                    owners.append(module)
-        for each in owners:
-            places.append((each, key[1], library.replacements[key]))
+    for (path, name), owner in library.owners().items():
+        if is_by_author(vars(owner).get(name)):
+            owners = [owner]
+            if isinstance(owner, ModuleType):
+                loaded = list(sys.modules.items())
+                files = [file for file_path, file in loaded if file_path.startswith(library.name)]
+                owners = [file for file in files if is_by_author(vars(file).get(name))]
+            places += [(each, name, library.replacements[path, name]) for each in owners]
     return places
 
 
 def _put_on(library: Library) -> bool:
     """Put ours where the library's own functions are. Whether there was any."""
-    replaced = False
-    for owner, name, replacement in _places(library):
-        method = vars(owner).get(name)
-        if library.wrote(method):
-            # Ours gets the method's name: a pickle of it can be read without this package.
-            replacement.original = getattr(owner, name)
-            functools.update_wrapper(replacement.function, replacement.original, updated=())
-            replacement.replaced = method
-            replacement.is_static = isinstance(method, staticmethod)
-            setattr(owner, name, replacement.function)
-            replaced = True
-    return replaced
+    places = _places(library, library.wrote)
+    for owner, name, replacement in places:
+        method = vars(owner)[name]
+        replacement.original = getattr(owner, name)
+        replacement.replaced = method
+        replacement.is_static = isinstance(method, staticmethod)
+        # Ours gets the method's name: a pickle of it can be read without this package.
+        functools.update_wrapper(replacement.function, replacement.original, updated=())
+        setattr(owner, name, replacement.function)
+    return bool(places)
 
 
 def take_off_unneeded() -> None:
@@ -142,9 +127,8 @@ def take_off_unneeded() -> None:
     needed = libraries_in_use()
     for library in known_libraries.values():
         if library not in needed:
-            for owner, name, replacement in _places(library):
-                if is_ours(vars(owner).get(name)):
-                    setattr(owner, name, replacement.replaced)
+            for owner, name, replacement in _places(library, is_ours):
+                setattr(owner, name, replacement.replaced)
 
 
 def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
@@ -158,13 +142,12 @@ def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
     libraries = imported_libraries()
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     for library in libraries:
-        owners = set(library.owners().values())
-        inside = [part for part in parts if any(has(part, owner) for owner in owners)]
+        classes = library.classes()
+        inside = [part for part in parts if isinstance(part, classes)]
         if inside:
             modules[library] = inside
     if not modules:
-        names = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
-        sentences = [f"{type(model).__name__} contains {names}"]
+        sentences = [f"{type(model).__name__} contains {NONE_OF}"]
         sentences += not_served(libraries, map(type, parts))
         sentences.append("valid is any torch.nn.Module that contains one of them")
         raise ValueError("; ".join(sentences))
@@ -189,7 +172,7 @@ class Handle:
         with lock:
             end(self._choice)
             take_off_unneeded()
-        forget_graphs(replaced=False)
+        forget_graphs()
 
     def __enter__(self) -> "Handle":
         if self._choice.ended:
@@ -258,7 +241,7 @@ def enable(
     if model is None:
         names = (library,) if isinstance(library, str) else library
         for name in names:
-            check_name("library", name, tuple(LIBRARIES))
+            check_name("library", name, LIBRARIES)
         libraries = [_import_library(name, all_parts=True) for name in names]
     else:
         modules = modules_of(model)
@@ -270,7 +253,7 @@ def enable(
         if sentences:
             raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
-    choice = Choice(settings)
+    choice = Choice(settings, is_for_model=model is not None)
     handle = Handle(choice)
     replaced = False
     with lock:
@@ -278,7 +261,11 @@ def enable(
             # All is checked before the first is replaced.
             for each in libraries:
                 check_supported(each)
-                _say_what_stays(each, modules.get(each, []), strict=strict)
+                for sentence in hidden(each, modules.get(each, [])):
+                    message = f"{sentence} and stays in force; {BEFORE}"
+                    if strict:
+                        raise RuntimeError(f"{message}. Nothing was changed")
+                    warn(message)
             for each in libraries:
                 replaced |= _put_on(each)
             choice.libraries = tuple(libraries)
@@ -303,22 +290,18 @@ def disable(model: nn.Module | None = None) -> None:
     >>> status().replaced
     {}
     """
-    if model is None:
-        with lock:
+    modules = {} if model is None else modules_of(model)
+    with lock:
+        if model is None:
             kept.clear_all()
             for choice in holding():
                 end(choice)
-            take_off_unneeded()
-        forget_graphs(replaced=False)
-        return
-    by_library = modules_of(model)
-    modules = list(itertools.chain(*by_library.values()))
-    with lock:
-        if any(settings_for(None, library) != STOCK for library in by_library):
+        elif any(settings_for(None, library) != STOCK for library in modules):
             counts = holding()[-1].counts  # what was counted goes on
-            put(Choice(STOCK, counts=counts), modules)
+            own = Choice(STOCK, counts=counts, is_for_model=True)
+            put(own, list(itertools.chain(*modules.values())))
         else:
-            for module in modules:
+            for module in itertools.chain(*modules.values()):
                 vars(module).pop(CHOICES_ATTRIBUTE, None)
         take_off_unneeded()
-    forget_graphs(replaced=False)
+    forget_graphs()

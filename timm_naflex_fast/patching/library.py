@@ -23,25 +23,26 @@ class Library:
     """A library whose methods we replace."""
 
     name: str
-    oldest: tuple[int, ...]
-    newest: tuple[int, ...]  # of the releases that we know
+    oldest: str
+    newest: str  # of the releases that we know
     modes: tuple[str, ...]  # of the position embeddings
     # By class and method: the attributes that the newest known release names in what we replace or
     # have copied.
     reads: Mapping[str, Mapping[str, str]]
     # For ``status()``: on releases before a version.
-    notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
     # Each is a ``Replacement``: see ``decide``.
     replacements: dict[Key, Any] = field(default_factory=dict)
 
     def owners(self) -> dict[Key, Any]:
         """The class or module of Python that each method is in that we replace; of what is loaded."""
-        loaded = {}
-        for key in self.replacements:
-            owner = owner_of(key[0])
-            if owner is not None:
-                loaded[key] = owner
-        return loaded
+        owners = {key: owner_of(key[0]) for key in self.replacements}
+        return {key: owner for key, owner in owners.items() if owner is not None}
+
+    def classes(self) -> tuple[type, ...]:
+        """Those of them that are classes."""
+        owners = [owner_of(path) for path, _ in self.replacements]
+        return tuple(owner for owner in owners if isinstance(owner, type))
 
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.
@@ -53,6 +54,9 @@ class Library:
             function = vars(function).get("__wrapped__")
         return home_of(function).partition(".")[0] == self.name
 
+
+BEFORE = "to put that over ours, call enable() before"
+"""What to do about a method that another package has put there."""
 
 EXACT_STRATEGIES: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
@@ -106,18 +110,19 @@ def hidden(library: Library, modules: list[Any]) -> list[str]:
     """What these modules, or their own classes, have in place of the library's, in sentences."""
     sentences: dict[str, bool] = {}  # in order
     for (_, name), owner in library.owners().items():
-        for module in modules:
-            if has(module, owner):
-                function = getattr(module, name)
-                is_own = getattr(function, "__func__", function) is getattr(owner, name)
-                if not is_own and not calls_ours(function, name):
-                    sentences[named(f"one {type(module).__name__}.{name}", function)] = True
+        for module in having(owner, modules):
+            function = getattr(module, name)
+            is_own = getattr(function, "__func__", function) is getattr(owner, name)
+            if not is_own and not calls_ours(function, name):
+                sentences[named(f"one {type(module).__name__}.{name}", function)] = True
     return list(sentences)
 
 
-def has(module: Any, owner: Any) -> bool:
-    """Whether a module is of this class, or of one derived from it."""
-    return isinstance(owner, type) and isinstance(module, owner)
+def having(owner: Any, modules: list[Any]) -> list[Any]:
+    """Those of the modules that have this class's methods; a module of Python is none."""
+    if not isinstance(owner, type):
+        return []
+    return [module for module in modules if isinstance(module, owner)]
 
 
 def changed(library: Library, holder: Any, *names: str) -> str | None:

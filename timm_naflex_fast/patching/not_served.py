@@ -63,12 +63,12 @@ def not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[st
         libraries: whose classes are replaced.
         classes: of a model's modules, or ``loaded_classes()``.
     """
-    served: list[type] = []
+    served: tuple[type, ...] = ()
     for library in libraries:
-        served += [owner for owner in library.owners().values() if isinstance(owner, type)]
+        served += library.classes()
     names = []
     for cls in dict.fromkeys(classes):
-        if not issubclass(cls, tuple(served)) and resizes_table(cls):
+        if not issubclass(cls, served) and resizes_table(cls):
             names.append(f"{cls.__module__}.{cls.__name__}")
     if not names:
         return []

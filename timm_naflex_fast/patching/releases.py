@@ -12,13 +12,19 @@ import sys
 from typing import Any
 
 from .choices import libraries_in_use
-from .library import Library, calls_ours, named, owner_of
+from .library import BEFORE, Library, calls_ours, named, owner_of
 
 
-def version_of(library: Library) -> tuple[int, ...]:
-    """The first three numbers of the installed release's version."""
-    numbers = re.findall(r"\d+", sys.modules[library.name].__version__)
-    return tuple(map(int, numbers[:3]))
+def installed(library: Library) -> str:
+    """The installed release's version."""
+    version: str = sys.modules[library.name].__version__
+    return version
+
+
+def is_before(version: str, other: str) -> bool:
+    """Whether a release is older than another, by their first three numbers."""
+    numbers = [tuple(map(int, re.findall(r"\d+", each)[:3])) for each in (version, other)]
+    return numbers[0] < numbers[1]
 
 
 def check_supported(library: Library) -> None:
@@ -29,10 +35,10 @@ def check_supported(library: Library) -> None:
             other arguments (names, order, defaults) than ours, or, in a release newer than any that
             we know, one reads other attributes or is not called any more; names all.
     """
-    version = version_of(library)
+    version = installed(library)
     is_in_use = library in libraries_in_use()
     # All differences are named at once: who reports them, or mends ours, needs all.
-    wrong = ["it is too old"] if version < library.oldest else []
+    wrong = ["it is too old"] if is_before(version, library.oldest) else []
     for key, owner in library.owners().items():
         label = f"{owner.__name__}.{key[1]}"
         method = vars(owner).get(key[1])
@@ -45,20 +51,15 @@ def check_supported(library: Library) -> None:
                 wrong.append(f"{label} takes {inspect.signature(function)}")
         # What is over ours may call it.
         elif not (is_in_use or calls_ours(method, key[1])):
-            raise RuntimeError(
-                f"{named(label, method)}; to put that over ours, call enable() before. "
-                "Nothing was changed"
-            )
+            wrong.append(f"{named(label, method)}; {BEFORE}")
     # Where ours is in place, all were compared before it was.
-    if version > library.newest and not is_in_use:
+    if is_before(library.newest, version) and not is_in_use:
         wrong += _read_differently(library)
     if wrong:
-        oldest = ".".join(map(str, library.oldest))
-        newest = ".".join(map(str, library.newest))
         raise RuntimeError(
-            f"{library.name} {sys.modules[library.name].__version__} is not supported by this "
-            f"timm_naflex_fast ({oldest} to {newest} are, and newer ones as long as what it "
-            f"replaces is the same): {'; '.join(wrong)}. Nothing was changed"
+            f"{library.name} {version} is not supported by this timm_naflex_fast ({library.oldest} "
+            f"to {library.newest} are, and newer ones as long as what it replaces is the same): "
+            f"{'; '.join(wrong)}. Nothing was changed"
         )
 
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +10,6 @@ from torch import nn
 from ..text_table import table
 from . import graphs
 from .choices import (
-    CHOICES_ATTRIBUTE,
     STOCK,
     VALID_MODES,
     Settings,
@@ -22,9 +20,9 @@ from .choices import (
 from .counts import call_counts
 from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
-from .library import Library, calls_ours, has, hidden
+from .library import Library, calls_ours, having, hidden
 from .not_served import loaded_classes, not_served
-from .releases import version_of
+from .releases import installed, is_before
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
 SHARED_GRAPHS = (
@@ -64,21 +62,13 @@ class Status:
         lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
         for settings in self.models:
             lines.append(f"one model has its own: {in_words(settings)}")
-        heading = "what ran since enable()"
-        ran = []
-        for (component, strategy), n in sorted(self.calls.items()):
-            ran.append({heading: f"{component}: {strategy}", "calls": str(n)})
-        if not ran:
-            ran.append({heading: "(nothing yet)", "calls": "0"})
+        calls = {": ".join(key): n for key, n in sorted(self.calls.items())} or {"(nothing yet)": 0}
+        ran = [{"what ran since enable()": key, "calls": str(n)} for key, n in calls.items()]
         return "\n".join([*lines, "", table(ran), *self.why_stock(), *self.notes])
 
     def why_stock(self) -> list[str]:
         """Why the library's own code ran in place of what was chosen, in sentences."""
-        sentences = []
-        for why, n in self.fallbacks.items():
-            times = "1 time" if n == 1 else f"{n} times"
-            sentences.append(f"the library's own code ran {times}: {why}")
-        return sentences
+        return [f"the library's own code ran ({n} x): {why}" for why, n in self.fallbacks.items()]
 
 
 def in_words(settings: Settings) -> str:
@@ -101,8 +91,10 @@ def status(model: nn.Module | None = None) -> Status:
     {}
     """
     modules: dict[Library, list[nn.Module]] = {library: [] for library in imported_libraries()}
+    classes: Iterable[type] = ()
     if model is not None:
         modules = modules_of(model)
+        classes = map(type, model.modules())
     with lock:
         take_off_unneeded()
         in_use = libraries_in_use()
@@ -116,24 +108,20 @@ def status(model: nn.Module | None = None) -> Status:
             # shown.
             if flags == STOCK:
                 flags = settings
-            for before, note in library.notes.items():
-                if version_of(library) < before:
+            for version, note in library.notes.items():
+                if is_before(installed(library), version):
                     notes.append(note)
             if library in in_use:
                 replaced |= _who_computes(library, users, settings)
                 notes += hidden(library, users)
+                # timm imports all of its models at once, used or not: they say nothing.
+                if model is None and library.name == "transformers":
+                    classes = loaded_classes()
             elif in_use and library.owners():
                 notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
-        models = []
-        classes: Iterable[type] = ()
-        if model is not None:
-            classes = map(type, model.modules())
-        elif any(library.name == "transformers" for library in in_use):
-            # timm imports all of its models at once, used or not: they say nothing.
-            classes = loaded_classes()
         if in_use:
             notes += not_served(modules, classes)
-        models = _settings_of_models()
+        models = [choice.settings for choice in holding() if choice.is_for_model]
         if graphs.is_unguarded() and models:
             notes.append(SHARED_GRAPHS)
         return Status(
@@ -154,25 +142,9 @@ def _who_computes(library: Library, modules: list[nn.Module], settings: Settings
     without them, in any."""
     strategies = {}
     for key, owner in library.owners().items():
-        users: list[Any] = [each for each in modules if has(each, owner)]
-        if not modules:
-            users = [owner]
+        users = having(owner, modules) if modules else [owner]
         if any(calls_ours(getattr(each, key[1]), key[1]) for each in users):
             replacement = library.replacements[key]
             mode = getattr(settings, replacement.component)
             strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
     return strategies
-
-
-def _settings_of_models() -> list[Settings]:
-    """What holds now for models that have their own, oldest first."""
-    found = []
-    for choice in holding():
-        newest = [
-            vars(place).get(CHOICES_ATTRIBUTE, ())[-1:]
-            for place in list(choice.places)
-            if isinstance(place, nn.Module)
-        ]
-        if (choice,) in newest:
-            found.append(choice.settings)
-    return found

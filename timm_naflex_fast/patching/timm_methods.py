@@ -69,6 +69,7 @@ for _name, _strategy in STRATEGIES.items():
         FLAG_STRATEGIES[_name] = _strategy.for_grid_sample
 # That setting does not change plain images: timm resizes their table by F.interpolate all the same.
 IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
+KERNEL_STRATEGIES = {"matmul": "matmul"}
 
 _READ_WHEN_SAMPLED = (
     "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
@@ -120,12 +121,12 @@ READS = {
 
 LIBRARY = Library(
     name="timm",
-    oldest=(1, 0, 16),
-    newest=(1, 0, 31),
+    oldest="1.0.16",
+    newest="1.0.31",
     modes=MODES,
     reads=READS,
     notes={
-        (1, 0, 30): "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by "
+        "1.0.30": "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by "
         "bilinear, as it was trained: one checkpoint, two results"
     },
 )
@@ -241,19 +242,14 @@ def _why_not(kernel: Tensor, interpolation: str) -> str | None:
     return why_unsupported(kernel)
 
 
-def _resamples(path: str, name: str, *, counts_own: bool = True) -> Replacement:
-    strategies = {"matmul": "matmul"}
-    return Replacement(LIBRARY, (path, name), "patch_embed", strategies, counts_own=counts_own)
-
-
-@_resamples(RESAMPLER, "forward")
+@Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     reason = changed(LIBRARY, self, OWN_INVERSE)
     return reason or _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
 
-@_resamples(FUNCTIONS, "resample_patch_embed")
+@Replacement(LIBRARY, (FUNCTIONS, "resample_patch_embed"), "patch_embed", KERNEL_STRATEGIES)
 def resample_patch_embed(
     strategy: str,
     patch_embed: Tensor,
@@ -267,7 +263,13 @@ def resample_patch_embed(
 
 
 # timm's own code calls the resampler, which is counted.
-@_resamples(INTERPOLATOR, "resample_linear_weight", counts_own=False)
+@Replacement(
+    LIBRARY,
+    (INTERPOLATOR, "resample_linear_weight"),
+    "patch_embed",
+    KERNEL_STRATEGIES,
+    counts_own=False,
+)
 def resample_linear_weight(
     strategy: str, self: Any, weight: Tensor, target_patch_size: Any
 ) -> Tensor | str:
@@ -275,8 +277,8 @@ def resample_linear_weight(
     # Who has the settings: in newer releases of timm its resampler, in older ones itself.
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    is_known = is_known and changed(LIBRARY, resampler, OWN_INVERSE) is None
-    if not is_known or tuple(target_patch_size) == tuple(self.base_patch_size):
+    has_own_size = tuple(target_patch_size) == tuple(self.base_patch_size)
+    if not is_known or has_own_size or changed(LIBRARY, resampler, OWN_INVERSE):
         return ""
     reason = _why_not(weight, resampler.interpolation)
     if reason is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..resampling.spec import INTERPOLATIONS
-from ..tracing import context_of, why_unsupported
+from ..tracing import why_unsupported
 from .decide import Replacement
 from .library import EXACT_STRATEGIES, Library
 
@@ -34,8 +34,8 @@ RESIZE = "resize_positional_embeddings"
 
 LIBRARY = Library(
     name="transformers",
-    oldest=(5, 21, 0),
-    newest=(5, 24, 0),
+    oldest="5.21.0",
+    newest="5.24.0",
     modes=("stock", *EXACT_STRATEGIES),
     reads={
         SIGLIP2: {
@@ -83,13 +83,10 @@ def _packed(strategy: Any, table: Tensor, sizes: Any, **options: Any) -> Tensor 
     return _resampled(strategy, table, sizes, **options)
 
 
-def _are_whole(sizes: Any, axes: int) -> bool:
-    """Whether there are so many whole numbers for each image."""
-    if not isinstance(sizes, Tensor):
-        return all(len(size) == axes for size in sizes)
-    if sizes.is_floating_point() or sizes.dtype == torch.bool:
-        return False
-    return sizes.ndim == 2 and sizes.shape[1] == axes
+def _has_other_axes(sizes: Any, axes: int) -> bool:
+    """Whether a tensor has more or less numbers for an image. With others ours gives numbers, where
+    transformers raises an error."""
+    return isinstance(sizes, Tensor) and sizes.shape[-1] != axes
 
 
 @_replaces(SIGLIP2, RESIZE)
@@ -97,8 +94,8 @@ def resize_siglip2(
     strategy: Any, positional_embeddings: Tensor, spatial_shapes: Any, max_length: int
 ) -> Any:
     """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
-    if not _are_whole(spatial_shapes, 2):
-        return "sizes that are not h and w in whole numbers"
+    if _has_other_axes(spatial_shapes, 2):
+        return "sizes that are not h and w"
     return _resampled(
         strategy,
         positional_embeddings,
@@ -114,10 +111,8 @@ def resize_cosmos3(
     strategy: Any, positional_embeddings: Tensor, grid_thw: Any, spatial_merge_size: int
 ) -> Any:
     """Modifications: all images and frames at once."""
-    if not _are_whole(grid_thw, 3):
-        return "sizes that are not t, h and w in whole numbers"
-    if context_of(positional_embeddings) == "export":
-        return "a packed batch in an exported graph"
+    if _has_other_axes(grid_thw, 3):
+        return "sizes that are not t, h and w"
     return _packed(
         strategy, positional_embeddings, grid_thw, mode="bilinear", merge=spatial_merge_size
     )

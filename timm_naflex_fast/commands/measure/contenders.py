@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...attributes import temporarily
 from ...names import STRATEGY_NAMES
 
 BASELINE = "stock"
@@ -43,5 +42,10 @@ def use(name: str, model: Any) -> Iterator[None]:
         settings["pos_embed_use_grid_sample"] = True
         settings["pos_embed_interp_mode"] = name.removeprefix("timm-flag-")
     embeds = getattr(model, "embeds", model)
-    with enable("stock", pos_embed=choice, model=model), temporarily(embeds, settings):
-        yield
+    before = {name: getattr(embeds, name) for name in settings}
+    with enable("stock", pos_embed=choice, model=model):
+        vars(embeds).update(settings)
+        try:
+            yield
+        finally:
+            vars(embeds).update(before)
