@@ -61,7 +61,8 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
     for batch, labels in progress("measuring", batches):
         outputs = {name: _forward(model, batch, name) for name in names}
         for name, ours in outputs.items():
-            parts[name].append(_compare(ours, outputs[BASELINE], labels))
+            found = _compare(ours, outputs[BASELINE], labels, len(tables.parts))
+            parts[name].append(found)
     results: dict[str, Tensors] = {}
     for name, some in parts.items():
         results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
@@ -113,13 +114,14 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
     return found
 
 
-def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None) -> Tensors:
+def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None, lines: int) -> Tensors:
     """What is kept of a batch: for each image its figures, (B,) of each kind.
 
     Args:
         ours: what the model computed in a mode.
         timms: timm's own.
         labels: the right classes (B,).
+        lines: 2 for a factorized table, of which timm rounds each line, and ours their sum; or 1.
 
     Returns:
         Figures of :func:`survey` by their names; the ``grid``; ``squares`` (B, 2), the sums of the
@@ -131,7 +133,8 @@ def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None) -> Tensors:
     # An outlier of one token, or of one channel, excuses nothing elsewhere.
     sizes = tokens.abs()
     scale = torch.minimum(sizes.amax(-1, keepdim=True), sizes.amax((0, 1)))  # (B, N, C)
-    rounding = (FLOAT32 + torch.finfo(ours["tokens"].dtype).eps) * scale.clamp(min=1e-30)
+    share = FLOAT32 + lines * torch.finfo(ours["tokens"].dtype).eps
+    rounding = share * scale.clamp(min=1e-30)
     directions, others = [
         F.normalize(made["output"].double().flatten(1), dim=-1) for made in (ours, timms)
     ]
