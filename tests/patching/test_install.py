@@ -153,40 +153,38 @@ def test_what_another_has_put_on_the_class_before_is_refused_by_name(
     assert f"NaFlexEmbeds.{LEARNED}" in status().replaced
 
 
-def test_a_subclass_that_hides_ours_is_named_and_an_error_under_strict_in_a_model_that_is_given():
-    doubles = lambda self, x, patch_coord: x.mul_(2)
+def of_its_class(model, method):
+    model.embeds.__class__ = type("Hides", (NaFlexEmbeds,), {LEARNED: method})
+
+
+def of_its_own(model, method):
+    setattr(model.embeds, LEARNED, method.__get__(model.embeds))
+
+
+@pytest.mark.parametrize("put", [of_its_class, of_its_own])
+@pytest.mark.parametrize("is_on", [False, True])
+def test_what_hides_ours_in_a_model_is_named_and_an_error_under_strict(put, is_on):
+    hides = lambda self, x, patch_coord: x.mul_(2)
     calls = lambda self, x, patch_coord: NaFlexEmbeds._apply_learned_naflex_pos_embed(
         self, x, patch_coord
     )
-    hidden = type("Doubles", (NaFlexEmbeds,), {LEARNED: doubles})
-    called = type("Calls", (NaFlexEmbeds,), {LEARNED: calls})
     model = small_vit()
-    model.embeds.__class__ = called
+    put(model, calls)
     with enable(model=model, strict=True):
         assert uses(model) == "matmul"
-    named = f"Doubles.{LEARNED} is "
-    model.embeds.__class__ = hidden
-    with pytest.raises(RuntimeError, match=rf"{named}.* Nothing was changed"):
+    put(model, hides)
+    if is_on:
+        enable()
+    named = f"one {type(model.embeds).__name__}.{LEARNED} is .*lambda.*call enable.. before"
+    with pytest.raises(RuntimeError, match=f"{named}. Nothing was changed"):
         enable(model=model, strict=True)
-    assert is_pristine()
+    assert is_pristine() != is_on
     assert status().models == ()
     with pytest.warns(UserWarning, match=named) as said:
         enable(model=model)
-    assert len(said) == 1
-    assert said[0].filename == __file__
-    assert named in str(status(model))
+    assert [each.filename for each in said] == [__file__]
+    assert f"{LEARNED} is " in str(status(model))
     assert f"NaFlexEmbeds.{LEARNED}" not in status(model).replaced
-
-
-def test_what_one_module_has_of_its_own_is_named_when_it_is_given(monkeypatch):
-    model = small_vit()
-    name = "_apply_learned_pos_embed"
-    monkeypatch.setattr(model.embeds, name, lambda x, grid_size: None)
-    enable()  # ours is in place already
-    with pytest.warns(UserWarning, match=f"one NaFlexEmbeds.{name} is .*call enable.. before"):
-        enable(model=model)
-    with pytest.raises(RuntimeError, match=f"one NaFlexEmbeds.{name} is "):
-        enable(model=model, strict=True)
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")

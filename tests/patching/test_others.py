@@ -1,6 +1,7 @@
 """Other packages: accelerate's hooks keep a ``forward``, and ours runs all the same; and libraries
 that are not patched."""
 
+import importlib
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ transformers = pytest.importorskip("transformers", minversion="5.21")
 if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
-from timm_naflex_fast.patching.transformers_methods import LIBRARY  # noqa: E402
+LIBRARY = importlib.import_module("timm_naflex_fast.patching.transformers_methods").LIBRARY
 
 pytestmark = pytest.mark.usefixtures("clean")
 EMBEDDINGS = siglip2.Siglip2VisionEmbeddings

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary
 
-from ..names import STRATEGY_NAMES, StrategyName, did_you_mean
+from ..names import STRATEGY_NAMES, StrategyName
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
@@ -58,9 +58,8 @@ def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
         name = ALIASES.get(name, name)
         if name in valid:
             return name
-    near = did_you_mean(str(value), valid)
     names = ", ".join(map(repr, valid))
-    raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}{near}")
+    raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}")
 
 
 def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Settings:

@@ -106,8 +106,9 @@ def serve(replacement: Replacement, arguments: tuple[Any, ...], options: dict[st
             return result
         reason = result
         if reason and settings.strict:
-            needs = f"{reason} needs {library.name}'s own code"
-            raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
+            raise RuntimeError(
+                f"{reason} needs {library.name}'s own code, and enable(strict=True) forbids it"
+            )
         own = replacement.own.get(mode, own)
     if replacement.counts_own:
         counts.record_call(replacement.component, "stock", reason, library.name)

@@ -133,12 +133,12 @@ LIBRARY = Library(
 
 
 def learned_table(embeds: Any) -> PositionTable:
-    """One table of cells."""
+    """One part, of cells."""
     return PositionTable((embeds.pos_embed,))
 
 
 def factorized_table(embeds: Any) -> PositionTable:
-    """A table of rows and one of columns."""
+    """Two parts, of rows and of columns."""
     return PositionTable((embeds.pos_embed_y, embeds.pos_embed_x))
 
 
