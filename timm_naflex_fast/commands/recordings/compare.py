@@ -72,7 +72,9 @@ def compare_recordings(
     if any(row.parting for row in rows):
         # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
         # made.
-        is_beyond = [row.share > NEARLY * row.limit for row in rows]
+        is_beyond = []
+        for row in rows:
+            is_beyond.append(row.share > NEARLY * row.limit)
         place = is_beyond.index(True)
         if not rows[place].parting:
             rows[place] = stages[place].row(NEARLY)

@@ -134,7 +134,8 @@ class Convention(NamedTuple):
             high, wide, channels = grid.shape
             side = self.merge
             # Block by block, and in each of them row by row.
-            cells = grid.reshape(high // side, side, wide // side, side, channels)
+            rows_of_blocks = high // side
+            cells = grid.reshape(rows_of_blocks, side, wide // side, side, channels)
             blocks = cells.transpose(0, 2, 1, 3, 4)
             one = blocks.reshape(-1, channels)  # (h * w, C)
             packed.append(np.tile(one, (frames, 1)))  # (t * h * w, C)
@@ -199,8 +200,10 @@ def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array
 def _cubic_kernel(distance: Array, a: float) -> Array:
     """The cubic convolution kernel of Keys (1981) at distances of 0 and more."""
     # Up to one cell away, and up to two.
-    near = np.polyval([a + 2, -(a + 3), 0, 1], distance)
-    far = np.polyval([a, -5 * a, 8 * a, -4 * a], distance)
+    squared = distance**2
+    cubed = distance**3
+    near = (a + 2) * cubed - (a + 3) * squared + 1
+    far = a * (cubed - 5 * squared + 8 * distance - 4)
     tail = np.where(distance < 2, far, 0.0)
     return np.where(distance < 1, near, tail)
 
@@ -212,8 +215,8 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
     """
     merges = []
     for merge in BLOCKS:
-        is_multiple = [h % merge == w % merge == 0 for _, h, w in sizes]
-        if all(is_multiple):
+        rests = [(h % merge, w % merge) for _, h, w in sizes]
+        if set(rests) == {(0, 0)}:
             merges.append(merge)
     for position, border, kernel in product(POSITIONS, BORDERS, KERNELS):
         axis = Convention(*kernel, *border, *position)
@@ -231,4 +234,6 @@ def _is_another_name(axis: Convention) -> bool:
         return False
     # Bilinear weights alone: "dropped" gives what "border" gives, and with aligned corners nothing
     # lies outside.
-    return axis.outside == "dropped" or (axis.align_corners and axis.outside == "zeros")
+    if axis.align_corners and axis.outside == "zeros":
+        return True
+    return axis.outside == "dropped"

@@ -203,7 +203,9 @@ def read_recording(folder: Path) -> Recording:
     stages = split_pictures(found, order, len(pictures), folder)
     for own, picture in zip(stages, pictures):
         is_whole = list(own) == order
-        if not is_whole or own["grid"].tolist() != picture["grid"]:
+        if is_whole:
+            is_whole = own["grid"].tolist() == picture["grid"]
+        if not is_whole:
             raise Unusable(
                 f"{folder} must hold every stage of every picture, with the grids of recording.json"
             )
@@ -244,7 +246,8 @@ def check_about(about: Mapping[str, Any]) -> None:
             "install the release that wrote it"
         )
     names = [stage["name"] for stage in about["stages"]]
-    if names[0] != "grid" or len(set(names)) < len(names):
+    is_each_once = len(set(names)) == len(names)
+    if names[0] != "grid" or not is_each_once:
         raise ValueError("its stages must have different names, grid first")
     count = len(about["pictures"])
     positive(count)
@@ -327,7 +330,8 @@ def split_pictures(
         names = [f"{number:03}.{stage}" for number in range(count)]
         if stage in left:
             batch = np.atleast_1d(left.pop(stage))
-            if len(batch) != count or not left.keys().isdisjoint(names):
+            is_twice = not left.keys().isdisjoint(names)
+            if is_twice or len(batch) != count:
                 raise Unusable(
                     f"{folder}: {stage} must be one batch of {count} pictures, or an array for each"
                 )
@@ -382,7 +386,8 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
         Unusable: no stage is there, or one has another name, shape, or numbers that are not finite;
             or it holds files of both kinds.
     """
-    files = [*folder.glob("stages.safetensors"), *sorted(folder.glob("*.npy"))]
+    files = list(folder.glob("stages.safetensors"))
+    files += sorted(folder.glob("*.npy"))
     if not files:
         raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
     found: dict[str, Array] = {}
@@ -431,13 +436,16 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
             name = f"pictures/{number:03}.png"
             picture.save(part / name)
             written = {"file": name, "sha256": sha256(part / name)}
-            entries.append({**written, **recording.about["pictures"][number]})
+            given = recording.about["pictures"][number]
+            entries.append({**written, **given})
         about = {**recording.about, "pictures": entries}
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (part / "recording.json").write_text(text + "\n", encoding="utf-8")
         # safetensors' own ``save_file`` lets nobody else read the file.
-        (part / "stages.safetensors").write_bytes(save(arrays))
-        (part / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
+        content = save(arrays)
+        (part / "stages.safetensors").write_bytes(content)
+        content = save(dict(recording.mistakes))
+        (part / "mistakes.safetensors").write_bytes(content)
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)

@@ -92,15 +92,16 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
             images.append(image[:count])
         tokens = np.concatenate(images)
     if tokens.ndim > 2:
-        tokens = tokens.reshape(-1, tokens.shape[-1])
+        channels = tokens.shape[-1]
+        tokens = tokens.reshape(-1, channels)
     needed = (sum(counts), *cells.shape[2:])
     if cells.ndim != 3 or tokens.shape != needed:
         raise ValueError(
             f"table must be (H0, W0, C) and result ({sum(counts)}, C), channels last; got "
             f"{tuple(table.shape)} and {tuple(result.shape)}"
         )
-    own_size = cells.shape[:2]
-    is_resampled = any((h, w) != own_size for _, h, w in sizes)
+    grids = {(h, w) for _, h, w in sizes}
+    is_resampled = grids != {cells.shape[:2]}
     extent = np.ptp(cells, (0, 1))  # (C,)
     tells = extent.any() and tokens.any()
     if not (is_resampled and tells):
@@ -147,15 +148,18 @@ def ranked(
 
     spread = table.std((0, 1))  # (C,)
     order = np.argsort(spread)
-    some = by_error(conventions(sizes), order[-SOME_CHANNELS:])
+    some_channels = order[-SOME_CHANNELS:]
+    some = by_error(conventions(sizes), some_channels)
     best = [convention for _, convention in some[:BEST]]
-    return by_error(best, slice(None)) + some[BEST:]
+    others = some[BEST:]
+    return by_error(best, slice(None)) + others
 
 
 def largest_difference(wanted: Array, tokens: Array) -> float:
     """Relative to the largest absolute value of the tokens."""
     off = np.abs(tokens - wanted)
-    return float(off.max() / np.abs(tokens).max())
+    largest = np.abs(tokens).max()
+    return float(off.max() / largest)
 
 
 def distance(wanted: Array, tokens: Array) -> float:
@@ -210,7 +214,8 @@ def verdict(
         f"limit {100 * limit:.3g} %). The nearest:"
     ]
     for off, convention in ranking[:SHOWN]:
-        lines.append(f"{100 * off:10.3g} %  {convention.words()}")
+        percent = f"{100 * off:10.3g} %"
+        lines.append(f"{percent}  {convention.words()}")
     lines.append(f"the reference: {reference.words()}")
     for wider in PRECISIONS:
         if limit < smallest <= limit_of(wider, cells):

@@ -65,7 +65,8 @@ def read_mistakes(file: Path = LIST) -> list[Mistake]:
             elif mark == "-":
                 found[-1].lines.append([text])
             elif mark == "+":
-                found[-1].lines[-1].append(text)
+                pair = found[-1].lines[-1]
+                pair.append(text)
             else:
                 name, words = line.split(": ", 1)
                 found.append(Mistake(name, words, start, []))
@@ -83,7 +84,8 @@ def mistakes_of(depth: int, more: Path | None = None) -> list[Mistake]:
         stage = f"block_{number}"
         words = f"block {number} is left out"
         wrong = f"return x if number == {number} else block("
-        mistake = Mistake(f"{stage}_left_out", words, stage, [["return block(", wrong]])
+        lines = [["return block(", wrong]]
+        mistake = Mistake(f"{stage}_left_out", words, stage, lines)
         found.append(mistake)
     if more is not None:
         found += read_mistakes(more)
@@ -111,8 +113,8 @@ class Port:
         """
         self.recording = recording
         self.weights = weights
-        (file, *_) = [file for file in PLACES if file.is_file()]
-        text = file.read_text(encoding="utf-8")
+        there = [file for file in PLACES if file.is_file()]
+        text = there[0].read_text(encoding="utf-8")
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
@@ -123,7 +125,8 @@ class Port:
         }
         exec(compile(text, NAME, "exec"), self.names)
         filters = self.names["Image"].Resampling
-        self.names["FILTER"] = filters[recording.about["filter"].upper()]
+        filter_name = recording.about["filter"].upper()
+        self.names["FILTER"] = filters[filter_name]
 
     def made(self, start: str, picture: Any, right: Stages) -> Stages:
         """What a picture gives from a stage on.
@@ -203,7 +206,8 @@ def known_mistakes(
 
     @cache
     def agrees(stage: str, number: int) -> bool:
-        made = right_port.made(stage, pictures[number], recording.stages[number])
+        right = recording.stages[number]
+        made = right_port.made(stage, pictures[number], right)
         return first_shown(made, number, recording) != stage
 
     entries = []
@@ -226,7 +230,8 @@ def known_mistakes(
         for number in showing[:MOST]:
             few = kept(stage, shown[stage][number])
             for name, numbers in few.items():
-                arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
+                key = f"{mistake.name}/{number:03}.{name}"
+                arrays[key] = numbers
     return entries, arrays
 
 

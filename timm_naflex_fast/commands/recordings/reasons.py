@@ -52,7 +52,8 @@ def reason_of(
         precision: that of the port.
     """
     known = []
-    for words, stage, numbers in known_mistakes(stages, parting, reference, port):
+    possible = known_mistakes(stages, parting, reference, port)
+    for words, stage, numbers in possible:
         reason = reason_if(words, stage, parting, numbers)
         if reason:
             known.append(reason)
@@ -82,7 +83,8 @@ def known_mistakes(
     """
     first = stages[0]
     place = reference.order.index(first.name)
-    not_written = set(reference.order[:place]).difference(*port)
+    before = reference.order[:place]
+    not_written = set(before).difference(*port)
     looked_at = dict.fromkeys(not_written, stages[-1])
     looked_at[first.name] = first
     tried = set(range(reference.about["mistakes_tried"]))
@@ -101,7 +103,8 @@ def known_mistakes(
     if first.name == "position_embedding" and reference.table is not None:
         sizes = []
         for picture in first.port:
-            h, w = map(int, reference.stages[picture]["grid"])
+            grid = reference.stages[picture]["grid"]
+            h, w = map(int, grid)
             sizes.append((1, h, w))
         for convention in conventions(sizes):
             words = f"the table is resampled otherwise: {convention.words()}"
@@ -131,7 +134,8 @@ def has_pixels_of(name: str, stages: Sequence[Stage], reference: Recording) -> b
     for stage in stages:
         if stage.name == "pixels":
             numbers = recorded(name, stage, reference)
-            return all(stage.worst(*one).limits <= 1 for one in numbers)
+            limits = [stage.worst(*one).limits for one in numbers]
+            return max(limits, default=0.0) <= 1
     return False
 
 
@@ -155,7 +159,8 @@ def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers
             found[picture] = times
     if not found:
         return None
-    return Reason(words, True, tuple(found), max(found.values()))
+    farthest = max(found.values())
+    return Reason(words, True, tuple(found), farthest)
 
 
 def precision_hint(first: str, reference: Recording, port: Sequence[Stages], precision: str) -> str:
@@ -185,9 +190,9 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
         right_grid = tuple(map(int, theirs))
         return f"the grid is {own_grid}, not {right_grid}"
     # The factor by which the reference's numbers come nearest to the port's.
-    products = float((ours * theirs).sum())
-    squares = float((theirs * theirs).sum())
-    factor = products / (squares or 1.0)
+    products = ours * theirs
+    squares = theirs * theirs
+    factor = products.sum() / (squares.sum() or 1.0)
     limits = []
     for one in parting:
         scaled = factor * stage.reference[one]
@@ -196,7 +201,8 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
     for measure, off in stage.differences(picture, theirs).items():
-        beyond = np.flatnonzero(off > stage.limits[measure])
+        is_beyond = off > stage.limits[measure]
+        beyond = np.flatnonzero(is_beyond)
         if 0 < beyond.size < off.size:
             words += (
                 f"; in picture {picture:03} {beyond.size} of {off.size} {measure}s differ "

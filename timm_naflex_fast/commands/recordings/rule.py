@@ -72,7 +72,8 @@ class Stage:
         if self.name == "pixels":
             grey_level = 1 / (255 * np.array(self.std))  # (colours,)
             width = self.reference[0].shape[1]
-            return np.tile(grey_level, width // len(self.std))
+            repeats = width // len(self.std)
+            return np.tile(grey_level, repeats)
         rows = [np.atleast_2d(one) for one in self.reference]
         return root_mean_square(np.concatenate(rows))
 
@@ -99,7 +100,10 @@ class Stage:
             extent = np.ptp(theirs / self.sizes)
             spread = max(extent / 255, 1.0)
             levels = (ours - theirs) / self.sizes / spread
-            return {"pixel": np.abs(levels), "mean": np.abs(levels.mean())}
+            return {
+                "pixel": np.abs(levels),
+                "mean": np.abs(levels.mean()),
+            }
         off = np.abs(ours - theirs)
         if self.name == "grid":
             return {"number": off}
@@ -112,9 +116,11 @@ class Stage:
             return {"number": off / largest}
         token_sizes = np.median(magnitudes, 1)  # (N,)
         channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))  # (C,)
+        token_off = np.median(off, 1)  # (N,)
+        channel_off = root_mean_square(off)  # (C,)
         return {
-            "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
-            "channel": root_mean_square(off) / np.maximum(channel_sizes, smallest),
+            "token": token_off / np.maximum(token_sizes, smallest),
+            "channel": channel_off / np.maximum(channel_sizes, smallest),
         }
 
     def worst(self, picture: int, numbers: Array) -> Worst:
@@ -133,7 +139,8 @@ class Stage:
         found = []
         parting = []
         for picture in self.port:
-            worst = self.worst(picture, self.reference[picture])
+            right = self.reference[picture]
+            worst = self.worst(picture, right)
             found.append(worst)
             if worst.limits > part:
                 parting.append(picture)
@@ -186,7 +193,8 @@ def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array
     for picture, ours in patches.port.items():
         theirs = patches.reference[picture]
         if picture in tokens and ours.shape == theirs.shape:
-            found[picture] = tokens[picture] - (ours - theirs)
+            off = ours - theirs
+            found[picture] = tokens[picture] - off
     return found
 
 

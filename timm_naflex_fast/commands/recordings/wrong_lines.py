@@ -27,8 +27,9 @@ def by_torch(numbers: Any, size: Sequence[int] | None, **options: Any) -> Array:
 
     tensor = torch.tensor(np.float32(numbers))
     channels = tensor.permute(2, 0, 1)  # (C, H, W)
-    resized = F.interpolate(channels[None], size, **options)[0]  # (C, h, w)
-    return resized.permute(1, 2, 0).numpy()  # (h, w, C)
+    batch = F.interpolate(channels[None], size, **options)  # (1, C, h, w)
+    rows = batch[0].permute(1, 2, 0)  # (h, w, C)
+    return rows.numpy()
 
 
 def changed(weights: Weights, change: Callable[[Array], Array], ends: tuple[str, ...]) -> Weights:
