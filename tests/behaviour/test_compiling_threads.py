@@ -54,5 +54,4 @@ def test_a_backend_may_run_the_graph_while_it_compiles(mode):
 
     model = small_vit(depth=0)
     with running(mode):
-        want = model(BATCH)
-        assert relative(torch.compile(model, backend=backend)(BATCH), want) <= 1e-5
+        assert relative(torch.compile(model, backend=backend)(BATCH), model(BATCH)) <= 1e-5

@@ -79,7 +79,7 @@ def test_cuda_graph_serves_other_grids(kind, evicted):
 
 
 @pytest.mark.slow
-def test_inductor_forward_and_backward():
+def test_inductor_records_cuda_graphs():
     model = small_vit().cuda()
     batch = on_gpu()
     want = trained(model, batch)
