@@ -99,6 +99,22 @@ def test_each_result_file_has_a_command():
         assert by_others or name in measure.MADE_HERE, name
 
 
+def test_each_test_that_a_page_names_is_there():
+    there = set()
+    for path in (pages.ROOT / "tests").rglob("test_*.py"):
+        there.add(path.name)
+        there.update(re.findall(r"^def (test_\w+)", path.read_text(), re.M))
+    named = set()
+    for page in (*pages.PAGES, pages.ROOT / "CONTRIBUTING.md"):
+        # But for the pattern of CONTRIBUTING.
+        text = page.read_text().replace("`tests/a/test_b.py`", "")
+        named.update(re.findall(r"\btest_\w+(?:\.py)?", text))
+        for path in re.findall(r"(?<![\w/])tests/[\w/.]*\w", text):
+            assert (pages.ROOT / path).exists(), f"{page.name}: {path}"
+    assert len(named) > 5
+    assert named <= there
+
+
 def test_unseen_batches_have_other_grids_every_time():
     work = pos_embed.Unseen("unseen", None, 1024)
     sizes = torch.cat([coord.amax(1) + 1 for coord in work.coordinates(50)])  # (batches * 50, 2)

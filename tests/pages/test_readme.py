@@ -96,16 +96,6 @@ def test_use_runs_as_written(page, language):
     assert is_stock == ("disable()  #" in code)
 
 
-def test_the_table_of_modes_names_tests_that_exist():
-    page = (ROOT / "docs" / "what-works.md").read_text()
-    named = set(re.findall(r"`(test_\w+)`", page))
-    there = set()
-    for path in ROOT.glob("tests/**/test_*.py"):
-        there.update(re.findall(r"^def (test_\w+)", path.read_text(), re.M))
-    assert len(named) >= 15
-    assert named <= there
-
-
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_the_examples_of_a_public_function_run(function):
     scope = dict(vars(functional), patches_of=patches_of)

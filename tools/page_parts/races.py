@@ -98,7 +98,6 @@ def counts() -> str:
     """What a training step costs on a GPU: counted, and an estimate of the time."""
     records = read("counts")
     lines = []
-    estimates: dict[str, dict[str, str]] = {}  # by workload and contender
     for record in records:
         for row in record["rows"]:
             if row["phase"] != "train":
@@ -109,14 +108,8 @@ def counts() -> str:
             line += [f"{row['host_waits']:,}", f"{row['operators']:,}"]
             line += [number(moved / 1e9), number(row["peak"] / 1e9)]
             lines.append([*line, number(estimate)])
-            estimates.setdefault(row["workload"], {})[row["contender"]] = number(estimate)
     headings = ["workload", "mode", "waits", "operators", "moved, GB", "peak, GB", "estimate, ms"]
-    said = []
-    for workload, ms in estimates.items():
-        said.append(f"{ms[FLAG]}, {ms[OURS]} and {ms[BASELINE]} ms ({workload})")
-    shown = table(headings, lines, records, measure_again(records))
-    order = f"timm's flag (`{FLAG}`), which gives other embeddings, `{OURS}` and timm's loop"
-    return f"{shown}\n\nThe estimates of {order}: {'; '.join(said)}."
+    return table(headings, lines, records, measure_again(records))
 
 
 def steps() -> str:

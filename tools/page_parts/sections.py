@@ -20,8 +20,10 @@ def share_of_a_step() -> str:
             shares.append(100 * row["about"]["embeds_share"][BASELINE])
             batches.append(row["batch"])
     return (
-        f"Resampling the table takes {min(shares):.1f} to {max(shares):.1f} % of a step on a CPU "
-        f"(up to {max(batches)} images)."
+        f"All of `model.embeds`, patch projection included, takes {min(shares):.1f} to "
+        f"{max(shares):.1f} % of a step on a CPU "
+        f"([up to {max(batches)} images](results/README.md#whole-models)): an upper limit for "
+        "resampling."
     )
 
 
@@ -30,8 +32,9 @@ def distance_from_big_vision() -> str:
     rows = read_one("recordings/agreement")["rows"]
     (ours,) = [row for row in rows if f", {OURS} of" in row["who"]]
     return (
-        "From the same pixels, the largest error of the pooled output against big_vision is "
-        f"{ours['stages']['pooled']:.0e} of its largest number (random weights)."
+        "Given the same pixels, the output differs from big_vision's (the code that trained "
+        f"SigLIP-2) by {ours['stages']['pooled']:.0e} of its largest value "
+        "([random weights](results/README.md#who-agrees-with-big_vision))."
     )
 
 
@@ -66,10 +69,13 @@ def first_screen() -> str:
 
     headings = ["", "position embeddings"]  # the second stands within 400 pixels
     headings += ["graphs", "breaks", "export"]
-    again = measure_again([record])
-    shown = table(headings, lines, [record, report["made"]], again)
-    counted = "Graphs and breaks are those of 20 training batches of 4 lengths."
-    said = f"{counted} {share_of_a_step()} {distance_from_big_vision()}"
+    shown = table(headings, lines, [record], measure_again([record]))
+    photos = report["made"]
+    origin = (
+        f"[Photos](results/drift/photos/report.html): {photos['date']}, commit {photos['commit']}."
+    )
+    counted = "Graphs and breaks: 20 training batches of 4 lengths."
+    said = f"{origin} {counted} {share_of_a_step()} {distance_from_big_vision()}"
     return f"{shown}\n\n{said}"
 
 
@@ -126,15 +132,18 @@ def pooled_of(row: Row) -> float:
 
 def siglip2_figures() -> str:
     """By how much two resize filters part timm's SigLIP-2 from transformers', and the same one."""
-    _, pixels, *_ = read_one("against/bicubic")["against"]["stages"]
-    same = read_one("against/bilinear")["against"]
+    bicubic = read_one("against/bicubic")
+    bilinear = read_one("against/bilinear")
+    _, pixels, *_ = bicubic["against"]["stages"]
+    same = bilinear["against"]
     _, rounded, *_ = same["stages"]
     return (
         f"They differ by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}, where black is -1 "
         "and white 1.\nWith `--interpolation bilinear` pixels differ by at most "
         f"{rounded['largest'] * 255 / 2:.1f} grey levels of 255 on {same['pictures']} pictures, and "
         f"no stage parts:\nfrom the same pixels, the pooled outputs differ by {pooled_of(same):.0e} "
-        "of their largest number."
+        "of their largest number.\n(results/against/, commits "
+        f"{bicubic['made']['commit']} and {bilinear['made']['commit']}, {bilinear['made']['date']}.)"
     )
 
 
