@@ -14,6 +14,7 @@ from timm_naflex_fast.commands.measure import against
 from timm_naflex_fast.commands.measure.pipelines import (
     build_processor,
     build_tower,
+    stages_of,
     transformers_pipeline,
     transformers_source,
 )
@@ -116,6 +117,24 @@ def test_another_normalization_is_named_and_no_filter(name, model, compared, tmp
     found = compared(model, folder=folder)["stock"]
     assert found.first.stage == "pixels"
     assert found.reason.words == "mean and standard deviation are 0.5: pixels from -1 to 1"
+
+
+def test_mistakes_of_the_resize_are_made_with_the_processors_own_numbers(model, pictures, tmp_path):
+    imagenet = NORMALIZED_OTHERWISE["ImageNet"]
+    source = transformers_source(model, LENGTH, save_processor(tmp_path, **imagenet))
+    reference = against.make_recording(source, pictures, [""] * 4, {})
+    tried = [one for one in against.mistakes_of(2) if one.start == "picture"]
+    reference = against.with_mistakes(reference, model, pictures, tried)
+    other = transformers.Siglip2ImageProcessor(max_num_patches=LENGTH, resample=3, **imagenet)
+    inputs = transformers_pipeline(build_tower(model, {}), other).read(pictures)
+    read = stages_of(inputs, {}, run=lambda: None)
+    reason = tiny_recordings.compared(reference, read).reason
+    assert reason.words.startswith("pictures resized by bicubic")
+
+
+def test_pictures_that_are_not_resized_are_refused(model, tmp_path):
+    with pytest.raises(ValueError, match=r"preprocessor_config.json has do_resize false: .* valid"):
+        transformers_source(model, LENGTH, save_processor(tmp_path, do_resize=False))
 
 
 def test_transformers_own_code_is_measured_whatever_is_enabled(pictures):
