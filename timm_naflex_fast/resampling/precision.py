@@ -4,8 +4,6 @@ In this process, on a CPU and on CUDA, products that a flag could round are floa
 have no float64 (Apple's GPUs), or compute it slowly; nor have the runtimes of exported programs
 (TensorRT, Core ML, WebGPU). There products are float32, with autocast off in the forward pass.
 
-Tests: tests/contract/test_backends.py.
-
 Tests: tests/behaviour/test_exports.py.
 """
 
