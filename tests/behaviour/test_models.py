@@ -13,7 +13,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.checks import during
-from tests.support.oracles import NEW_TIMM, first, relative, small_vit, trained, worst
+from tests.support.oracles import (
+    NEW_TIMM,
+    OLD_TORCH,
+    first,
+    relative,
+    small_vit,
+    trained,
+    worst,
+)
 from tests.support.running import running
 from tests.support.whole_models import IMAGES, NAFLEXVITS, NAMES, RUNS, batch_of, build
 from timm_naflex_fast import enable, status
@@ -59,7 +67,8 @@ UNDER = {
 TRAINED = [*product(NAMES, EXACT, ["nothing"])]
 TRAINED += product(["learned", "factorized", "siglip2"], ["matmul"], [*UNDER][1:-1])
 TRAINED += product(RUNS, ["matmul"], ["nothing", "grad_checkpointing"])
-if NEW_TIMM:  # older timm writes float32 tables into bfloat16, and fails
+# Older timm writes float32 tables into bfloat16, and fails. On torch 2.4 its own result is NaN.
+if NEW_TIMM and not OLD_TORCH:
     TRAINED += product(RUNS, ["matmul"], ["autocast"])
 
 

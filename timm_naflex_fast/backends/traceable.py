@@ -57,13 +57,13 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
 
     Grids as timm reads them: the largest coordinate + 1. A sample's first h*w tokens belong to it.
     """
-    if spec.samples:
+    if spec.samples():
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
     else:
         coord = whole_numbers(patch_coord).clamp(max=MAX_COORDINATE)
     length = coord.shape[1]
     h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
-    if spec.samples:  # at any coordinate, of padding too
+    if spec.samples():  # at any coordinate, of padding too
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 

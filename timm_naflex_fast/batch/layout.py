@@ -30,7 +30,8 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
     if patch_coord is None:
         return
     wrong = "patch_coord must hold (y, x) for each token"
-    is_compiled = torch.compiler.is_dynamo_compiling()
+    # The compiler of torch 2.4 can do neither this nor unbacked sizes.
+    is_compiled = torch.compiler.is_dynamo_compiling() and hasattr(torch.compiler, "is_exporting")
     if is_compiled and len(patch_coord.shape) == 3 and patch_coord.shape[2] == 2:
         # Of sizes that are marked as unbacked the compiler knows nothing until the graph runs.
         torch._check(patch_coord.shape[0] == shape[0], lambda: wrong)
@@ -80,7 +81,7 @@ class Coordinates(NamedTuple):
             return Plan({}, [(0, length)] * batch, {}, False, Resampling(spec, x.dtype))
 
         # The one copy from the device in a call: what follows is known on the host.
-        embeds_padding = spec.samples
+        embeds_padding = spec.samples()
         grids = read_grids(self.values, embeds_padding)
         cells: Sequence[Tensor] = ()
         if grids.cell is not None:

@@ -189,7 +189,7 @@ def _add(
     try:
         dispatch.add(x, table, layout, spec, chosen, context)
     except InvalidCoordinateError:
-        if not spec.samples:
+        if not spec.samples():
             raise
         # timm's grid_sample flag samples wherever a coordinate lies.
         return "coordinates that name no cell"

@@ -99,7 +99,7 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     position, n = position.to(torch.float32), n.to(torch.float32)
     if spec.reference == OLDER_FLAG:
         return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
-    if spec.samples:
+    if spec.samples():
         # ``F.grid_sample`` adds 1 to the position, which is exact here, and multiplies. Written so,
         # OpenVINO would cancel the 1 that was taken away, and with it a rounding.
         cells = n0 - 1 if spec.align_corners else n0

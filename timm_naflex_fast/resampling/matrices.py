@@ -118,7 +118,7 @@ def _unit_signals(n0: int, dtype: torch.dtype) -> Tensor:
 
 def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
     """The dtype in which PyTorch resizes for a matrix of ``dtype``."""
-    if spec.samples:  # at positions that timm computes in float32
+    if spec.samples():  # at positions that timm computes in float32
         return torch.float32
     # PyTorch cannot resize half precision everywhere.
     return torch.promote_types(dtype, torch.float32)
@@ -128,7 +128,7 @@ def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec, batch_max
     """Signals (n0, K), resized to n cells, of which the first ``keep`` are kept: (keep, K)."""
     if spec.reference == OLDER_FLAG:
         resized = sample_signals(signals, affine_positions(n, batch_max), spec)
-    elif spec.samples:
+    elif spec.samples():
         resized = sample_signals(signals, cell_positions(n, spec.align_corners), spec)
     elif spec.interpolation == "linear":
         resized = interpolate(signals, (n,), spec, signals.dtype)[0]

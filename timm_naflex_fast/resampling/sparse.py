@@ -193,7 +193,7 @@ def _is_quick_by_pytorch(spec: ResizeSpec) -> bool:
 
     It takes 0.81 to 0.9 of the time that the sums take.
     """
-    if spec.interpolation != "bilinear" or spec.samples:
+    if spec.interpolation != "bilinear" or spec.samples():
         return False
     return not (spec.antialias or spec.ar_preserving)
 

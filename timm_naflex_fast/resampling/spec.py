@@ -48,7 +48,7 @@ class ResizeSpec(NamedTuple):
     reference: str = LOOP
     batch_max: Size = (0, 0)
 
-    @property
+    # No property: the compiler of torch 2.4 cannot read one of a named tuple.
     def samples(self) -> bool:
         """Whether the reference is a method of timm's flag. It embeds padding tokens."""
         return self.reference != LOOP

@@ -6,7 +6,7 @@ of table. For tokens of half precision the sum is rounded once, where timm round
 their sum: the error (RMS) is 0.68 of timm's (``tests/contract/test_backends.py``).
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from .matrices import interpolate
 from .spec import Resampling, Size
 
 
-class PositionTable(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PositionTable:
     """A learned table ([1,] H0, W0, C); or two, ([1,] H0, C) and ([1,] W0, C), whose lines are added."""
 
     parts: tuple[Tensor, ...]
