@@ -14,7 +14,7 @@ The way of a call in eager code, where the table is frozen and its grids came be
 
     timm's method -> decide.serve              asks whether ours runs, and counts after it
                   -> dispatch.add              checks the shapes, picks a backend
-                  -> layout.Coordinates.plan   reads the grids, groups the samples
+                  -> layout.Coordinates.plan   reads the grids, and which samples share one
                   -> eager.add_plan            nobody trains and no mode watches: no word to autograd
                   -> kept.kept_of_sources      the table has the same bits: what was kept of it
                   -> tokens.Tokens.add         adds it to the samples of each grid

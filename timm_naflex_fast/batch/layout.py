@@ -159,7 +159,7 @@ class Sizes(NamedTuple):
     embeds_padding: bool = False
 
     def plan(self, table: Tensor, spec: ResizeSpec) -> Plan:
-        """The groups of equal grids, for embeddings of the table's dtype.
+        """The plan of these images, for embeddings of the table's dtype.
 
         Every frame counts as a sample; an image's padding comes after its last frame.
 

@@ -60,7 +60,7 @@ BEFORE = "to put that over ours, call enable() before"
 
 EXACT_STRATEGIES: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
-    if _strategy.reference is LOOP:
+    if _strategy.reference == LOOP:
         EXACT_STRATEGIES[_name] = _name
 """By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 

@@ -29,7 +29,8 @@ def use(name: str, model: Any) -> Iterator[None]:
     Patch kernels and rotary tables stay timm's own, so that only the position embedding differs.
 
     Args:
-        name: one of ``CONTENDERS``; those with timm's own setting need a learned 2-D table.
+        name: one of ``CONTENDERS``. Both with timm's own setting give the same for a factorized
+            table, which timm resizes linearly under either.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
     """
     from ...patching.install import enable
