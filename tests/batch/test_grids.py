@@ -25,7 +25,7 @@ def only(y, x, tokens):
 
 def test_a_grid_may_have_64_cells_for_each_token_and_4096_more():
     for cell, tokens in [((64, 63), 1), ((63, 67), 4)]:  # 65 x 64 = 64 * 1 + 4096 cells
-        assert len(plan_of(only(*cell, tokens)).samples) == 1
+        assert len(plan_of(only(*cell, tokens)).runs) == 1
 
     message = r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"
     with pytest.raises(ValueError, match=message):
@@ -47,13 +47,13 @@ def test_the_longest_grid_beside_negative_padding_is_an_error_that_names_its_siz
 
 def test_the_square_counts_only_where_it_is_resized_and_tokens_are_missing():
     far = only(0, 499, 4)
-    assert len(plan_of(far, SQUARE).samples) == 1
+    assert len(plan_of(far, SQUARE).runs) == 1
 
     with pytest.raises(ValueError, match="a grid of 1 x 500 cells, too many"):
         plan_of(far, SQUARE, resizes_square=True)
 
     complete = row_major([(1, 500)])
-    assert len(plan_of(complete, SQUARE, resizes_square=True).samples) == 1
+    assert len(plan_of(complete, SQUARE, resizes_square=True).runs) == 1
 
 
 def test_only_timms_own_calls_resize_the_square():

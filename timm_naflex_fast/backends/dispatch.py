@@ -17,15 +17,15 @@ The way of a call in eager code, where the table is frozen and its grids came be
                   -> layout.Coordinates.plan   reads the grids, and which samples share one
                   -> eager.add_plan            nobody trains and no mode watches: no word to autograd
                   -> kept.kept_of_sources      the table has the same bits: what was kept of it
-                  -> tokens.Tokens.add         adds it to the samples of each grid
+                  -> tokens.add_to_tokens      adds it to the samples of each grid
 
 Where the table trains, ``eager.add_plan`` goes on otherwise::
 
     eager.add_plan -> tokens.AddedInPlace      drops what was kept, tells autograd
                    -> strategy.resample        the embeddings of each grid
                    -> sparse.SparseSum         the arithmetic
-                   -> tokens.Tokens.add        adds them to the samples of each grid
-    backward:  tokens.AddedInPlace -> eager.gradient -> sparse.gradient -> tokens.Tokens.sum_over_samples
+                   -> tokens.add_to_tokens     adds them to the samples of each grid
+    backward:  tokens.AddedInPlace -> eager.gradient -> sparse.gradient -> tokens.sum_over_tokens
 
 A frozen table whose grids are new goes the second way without autograd.
 

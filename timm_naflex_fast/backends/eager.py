@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..batch.layout import Sizes
 from ..batch.plan import Plan
-from ..batch.tokens import AddedInPlace, Tokens, assemble
+from ..batch.tokens import AddedInPlace, add_to_tokens, assemble, sum_over_tokens
 from ..resampling import dense, kept, sparse
 from ..resampling.spec import ResizeSpec, Size
 from ..resampling.tables import PositionTable
@@ -32,21 +32,20 @@ NEEDS_HOST = (
 def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table resampled to ``sizes``; see ``dispatch.resample``."""
     (learned,) = table.parts
-    plan = sizes.plan(learned, spec)
-    tokens = sum(in_grid + after for in_grid, after in plan.counts)
-    out = learned.new_zeros(tokens, table.channels)
+    tokens, plan = sizes.plan(learned, spec)
+    out = learned.new_zeros(1, tokens, table.channels)
     add_plan(out, table, plan, strategy)
     if sizes.length is None:
-        return out
+        return out[0]
     return out.view(len(sizes.values), sizes.length, table.channels)
 
 
 def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) -> None:
-    """Add the table, resampled to each grid of the plan, into ``x`` (B, N, C) or packed (T, C).
+    """Add the table, resampled to each grid of the plan, into ``x`` (B, N, C).
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
     """
-    if not plan.samples or not x.shape[-1]:
+    if not plan.runs or not x.shape[-1]:
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(part.requires_grad for part in table.parts)
@@ -65,7 +64,7 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
 
     if watched:
         with torch.no_grad():
-            _add_at_once(x, strategy.resample(table, plan.samples, plan.resampling), plan)
+            _add_at_once(x, strategy.resample(table, plan.runs, plan.resampling), plan)
     else:
         write(x, table, plan, strategy, is_frozen=not trains)
 
@@ -76,16 +75,15 @@ def write(
     """:func:`add_plan` without a word to autograd. Of a frozen table, what comes again is kept."""
     if not x.shape[-1]:
         return
-    tokens = Tokens(x, plan)
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
         if is_frozen and x.is_cpu and _is_worth_comparing(table, plan):
             embeddings = _kept_embeddings(table, plan, strategy)
         else:
-            embeddings = strategy.resample(table, plan.samples, plan.resampling)
+            embeddings = strategy.resample(table, plan.runs, plan.resampling)
         for size, of_grid in embeddings:
-            tokens.add(size, of_grid)
+            add_to_tokens(x, plan.runs[size], of_grid)
 
 
 def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
@@ -96,7 +94,7 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     """
     own_size = plan.resampling.spec.own_size(table.size)  # its embeddings are the table itself
     summed = 0
-    for h, w in plan.samples:
+    for h, w in plan.runs:
         if (h, w) != own_size:
             summed += h * w * table.channels
     compared = 0
@@ -115,13 +113,13 @@ def _kept_embeddings(
         for size, of_grid in strategy.resample(PositionTable(parts), sizes, resampling):
             yield size, of_grid.to(resampling.token_dtype)
 
-    return kept.kept_of_sources(table.parts, plan.samples, make, (strategy.name, resampling))
+    return kept.kept_of_sources(table.parts, plan.runs, make, (strategy.name, resampling))
 
 
 def _add_at_once(x: Tensor, embeddings: Iterable[tuple[Size, Tensor]], plan: Plan) -> None:
     """One write to ``x`` itself: a selective checkpoint may hand back views of an earlier x."""
     cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
-    x.add_(assemble(plan, cast).view(x.shape))
+    x.add_(assemble(x.shape, plan, cast))
 
 
 def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
@@ -131,27 +129,27 @@ def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
     """
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
     dtype = torch.promote_types(plan.resampling.dtype, g.dtype)
-    if not plan.samples or not plan.counts:  # no tokens; a batch of plain images has a grid even so
+    if not plan.runs:  # no tokens
         return g.new_zeros(shape, dtype=dtype)
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
         return _gradient_by_autograd(shape, plan, g)
 
     with torch.no_grad():
-        tokens = Tokens(g.detach(), plan)
+        tokens = g.detach()
 
         def gradient_of(size: Size) -> Tensor:
-            return tokens.sum_over_samples(size, dtype)
+            return sum_over_tokens(tokens, plan.runs[size], size, dtype)
 
         spec = plan.resampling.spec
-        return sparse.gradient(plan.samples, gradient_of, shape, spec, dtype, g.device)
+        return sparse.gradient(plan.runs, gradient_of, shape, spec, dtype, g.device)
 
 
 def _gradient_by_autograd(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
     """The same by the definition, float64, which PyTorch can derive again."""
     with torch.enable_grad():
         table = torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
-        embeddings = dense.definition(table, plan.samples, plan.resampling.spec)
-        tokens = assemble(plan, embeddings).view(g.shape)
+        embeddings = dense.definition(table, plan.runs, plan.resampling.spec)
+        tokens = assemble(g.shape, plan, embeddings)
     (of_table,) = torch.autograd.grad(
         tokens, table, g.double(), create_graph=torch.is_grad_enabled()
     )

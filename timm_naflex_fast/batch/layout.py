@@ -11,7 +11,7 @@ from ..resampling.spec import OLDER_FLAG, Resampling, ResizeSpec, Size
 from ..tracing import Context
 from .checks import check_numbers, most_cells
 from .grids import read_grids
-from .plan import Plan, TokenCounts
+from .plan import Plan, Run
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
@@ -78,7 +78,7 @@ class Coordinates(NamedTuple):
         """
         batch, length, _ = x.shape
         if batch == 0 or length == 0:
-            return Plan({}, [(0, length)] * batch, {}, False, Resampling(spec, x.dtype))
+            return Plan({}, Resampling(spec, x.dtype))
 
         # The one copy from the device in a call: what follows is known on the host.
         embeds_padding = spec.samples()
@@ -87,31 +87,39 @@ class Coordinates(NamedTuple):
         if grids.cell is not None:
             cells = torch.from_numpy(grids.cell).to(x.device, non_blocking=True).unbind()
 
-        # Samples of one grid share its embeddings, and their gradients are summed before the table's.
-        samples: dict[Size, list[int]] = {}
-        counts: TokenCounts = []
-        cell_index = {}
-        for sample, (h, w) in enumerate(grids.sizes):
-            samples.setdefault((h, w), []).append(sample)
-            tokens = min(length, h * w)
-            if grids.reordered[sample]:
-                if embeds_padding:  # padding gets the cell that it names
-                    tokens = length
-                # To slice each one would cost time, where most need no slice.
-                cell = cells[sample]
-                cell_index[sample] = cell if tokens == length else cell[:tokens]
-            counts.append((tokens, length - tokens))
+        sizes = grids.sizes
+        step = 1
+        if len(set(sizes)) == 1 and not any(grids.reordered):  # one operation serves all samples
+            sizes = sizes[:1]
+            step = batch
 
-        for h, w in samples:
+        # Samples of one grid share its embeddings, and their gradients are summed before the table's.
+        runs: dict[Size, list[Run]] = {}
+        for sample, (h, w) in enumerate(sizes):
+            samples = slice(sample, sample + step)
+            in_grid = min(length, h * w)
+            of_size = runs.setdefault((h, w), [])
+            if grids.reordered[sample]:
+                count = length if embeds_padding else in_grid  # padding gets the cell that it names
+                cell = cells[sample]
+                if count < length:
+                    cell = cell[:count]
+                of_size.append(Run(samples, slice(0, count), cell))
+                continue
+            of_size.append(Run(samples, slice(0, in_grid), in_grid))
+            if embeds_padding and in_grid < length:
+                of_size.append(Run(samples, slice(in_grid, length), 1))
+
+        for (h, w), of_size in runs.items():
             if h * w > length:
                 is_square = resizes_square and spec.ar_preserving
-                _check_cell_count(samples[h, w][0], (h, w), length, is_square)
+                _check_cell_count(of_size[0].samples.start, (h, w), length, is_square)
 
         # Positions are rounded as part of the longest grid's.
         if spec.reference == OLDER_FLAG:
-            heights, widths = zip(*samples)
+            heights, widths = zip(*runs)
             spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
-        return Plan(samples, counts, cell_index, embeds_padding, Resampling(spec, x.dtype))
+        return Plan(runs, Resampling(spec, x.dtype))
 
 
 class OneGrid(NamedTuple):
@@ -138,8 +146,8 @@ class OneGrid(NamedTuple):
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """One grid. ``x`` (B, h*w, C) has one token for each cell."""
         batch, length, _ = x.shape
-        samples = {(int(self.h), int(self.w)): list(range(batch))}
-        return Plan(samples, [(length, 0)] * batch, {}, False, Resampling(spec, x.dtype))
+        run = Run(slice(0, batch), slice(0, length), length)
+        return Plan({(int(self.h), int(self.w)): [run]}, Resampling(spec, x.dtype))
 
 
 TokenLayout = Coordinates | OneGrid
@@ -158,31 +166,35 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, table: Tensor, spec: ResizeSpec) -> Plan:
-        """The plan of these images, for embeddings of the table's dtype.
-
-        Every frame counts as a sample; an image's padding comes after its last frame.
+    def plan(self, table: Tensor, spec: ResizeSpec) -> tuple[int, Plan]:
+        """How many tokens T all images have, and their plan as one sample (1, T, C).
 
         Raises:
             ValueError: those of ``on_host``.
         """
-        samples: dict[Size, list[int]] = {}
-        counts: TokenCounts = []
+        runs: dict[Size, list[Run]] = {}
+        cells: dict[Size, int | Tensor] = {}
+        row = slice(0, 1)
+        end = 0
         for t, h, w in self.on_host():
-            frames = range(len(counts), len(counts) + t)
-            samples.setdefault((h, w), []).extend(frames)
-            padding = 0 if self.length is None else self.length - t * h * w
-            counts += [(h * w, 0)] * (t - 1)
-            counts.append((h * w, padding))
-
-        cell_index = {}
-        if self.merge > 1:
-            for (h, w), frames_of_size in samples.items():
-                cell = _block_order(h, w, self.merge).to(table.device, non_blocking=True)
-                cell_index.update(dict.fromkeys(frames_of_size, cell))
+            of_size = runs.setdefault((h, w), [])
+            if (h, w) not in cells:
+                cells[h, w] = h * w
+                if self.merge > 1:
+                    order = _block_order(h, w, self.merge)
+                    cells[h, w] = order.to(table.device, non_blocking=True)
+            first = end
+            for _ in range(t):
+                of_size.append(Run(row, slice(end, end + h * w), cells[h, w]))
+                end += h * w
+            # An image's padding comes after its last frame.
+            if self.length is not None:
+                padding = slice(end, first + self.length)
+                if self.embeds_padding and padding.stop > end:
+                    of_size.append(Run(row, padding, 1))
+                end = padding.stop
         dtype = torch.promote_types(table.dtype, torch.float32)
-        resampling = Resampling(spec, table.dtype, dtype)
-        return Plan(samples, counts, cell_index, self.embeds_padding, resampling)
+        return end, Plan(runs, Resampling(spec, table.dtype, dtype))
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).

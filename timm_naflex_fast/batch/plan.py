@@ -1,4 +1,4 @@
-"""The plan of a batch: which samples share a grid, and how the table is resampled to the grids.
+"""The plan of a batch: which of its tokens take which cells of a grid, and how the table is resampled.
 
 ``tests/batch/test_grids.py`` reads plans.
 """
@@ -9,26 +9,23 @@ from torch import Tensor
 
 from ..resampling.spec import Resampling, Size
 
-TokenCounts = list[tuple[int, int]]
-"""For each sample, how many of its tokens take the cell they name, and how many come after."""
+
+class Run(NamedTuple):
+    """Tokens that stand side by side and take cells of one grid.
+
+    They are ``x[samples, tokens]`` of a batch (B, N, C): more than one sample where all have the
+    same grid in the same order.
+    """
+
+    samples: slice
+    tokens: slice
+    cells: int | Tensor
+    """Each token takes one of the first so many cells, in row-major order; with 1, all take the
+    first cell. Or the number of each token's cell (tokens,)."""
 
 
 class Plan(NamedTuple):
-    """The grids of a batch, and how the position table is resampled to them.
+    """The runs of each distinct grid (h, w), by first appearance, and how the table is resampled."""
 
-    Token n of a sample takes cell n of its grid, in row-major order.
-
-    Args:
-        samples: those of each distinct grid (h, w), by first appearance.
-        counts: see :data:`TokenCounts`.
-        cell_index: of the samples whose tokens stand in another order, the cells (tokens,) that
-            they take.
-        embeds_padding: the tokens that come after get cell 0, that of the coordinate (0, 0).
-        resampling: of the table.
-    """
-
-    samples: dict[Size, list[int]]
-    counts: TokenCounts
-    cell_index: dict[int, Tensor]
-    embeds_padding: bool
+    runs: dict[Size, list[Run]]
     resampling: Resampling
