@@ -305,7 +305,8 @@ def kept_tensors():
     """Every tensor that is kept, contents of parameters too."""
     found = []
     for entry in kept._entries.values():
-        parts = tree_iter((entry.result, entry.copies, list(entry.tensors.values())))
+        copies = [torch.frombuffer(copy, dtype=torch.uint8) for copy in entry.copies]
+        parts = tree_iter((entry.result, copies, list(entry.tensors.values())))
         found += [part for part in parts if isinstance(part, Tensor)]
     return found
 

@@ -71,8 +71,7 @@ class _Entry:
     result: Any = None  # by arguments
     # Of sources:
     versions: list[int] = field(default_factory=list)
-    copies: Sources = ()  # what the sources held when the tensors were made; at first none
-    memory: list[bytearray] = field(default_factory=list)  # the same as bytes, to compare
+    copies: list[bytearray] = field(default_factory=list)  # the bytes that they held; at first none
     tensors: dict[Hashable, Tensor] = field(default_factory=dict)
 
 
@@ -162,7 +161,8 @@ def kept_of_sources(
     if missing:
         with unseen():
             # From the copies that are compared: another thread may write to the sources.
-            for key, tensor in make(entry.copies, missing):
+            copies = tuple(map(_tensor_in, entry.copies, sources))
+            for key, tensor in make(copies, missing):
                 # A part of something larger would keep all of it in memory.
                 if tensor.untyped_storage().nbytes() > tensor.nbytes:
                     tensor = tensor.clone(memory_format=torch.contiguous_format)
@@ -211,17 +211,13 @@ def _entry_of(sources: Sources) -> _Entry | None:
         return None
     if not entry.copies:
         with unseen():
-            memory = [bytearray(_bytes(source)) for source in sources]
-            copies = tuple(map(_tensor_in, memory, sources))
-        nbytes = ENTRY_BYTES + _bytes_of(copies)
-        for source in sources:
-            if not source.is_contiguous():  # its copy lies in memory of its own
-                nbytes += source.nbytes
-        entry = _Entry(nbytes, None, versions, copies, memory)
+            copies = [bytearray(_bytes(source)) for source in sources]
+        nbytes = ENTRY_BYTES + sum(TENSOR_BYTES + len(copy) for copy in copies)
+        entry = _Entry(nbytes, None, versions, copies)
         _keep(place, entry)
         return entry
-    for before, source in zip(entry.memory, sources):
-        if before != memoryview(_bytes(source)):
+    for copy, source in zip(entry.copies, sources):
+        if copy != memoryview(_bytes(source)):
             _keep(place, _Entry(ENTRY_BYTES, versions=versions))
             return None
     return entry
@@ -239,9 +235,9 @@ def _bytes(tensor: Tensor) -> Any:
     return line.view(torch.uint8).numpy()
 
 
-def _tensor_in(memory: bytearray, like: Tensor) -> Tensor:
+def _tensor_in(copy: bytearray, like: Tensor) -> Tensor:
     """The tensor whose bytes these are, in that memory if its layout is the usual one."""
-    tensor = torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
+    tensor = torch.frombuffer(copy, dtype=like.dtype).view(like.shape)
     if like.is_contiguous():
         return tensor
     return torch.empty_like(like).copy_(tensor)
