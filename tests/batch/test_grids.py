@@ -18,6 +18,10 @@ def plan_of(coord, spec=None, **options):
     return Coordinates(coord).plan(coord.float(), spec or ResizeSpec(), **options)
 
 
+def read(coord, embeds_padding=False):
+    return grids.read_grids(coord, coord.device, embeds_padding)
+
+
 def only(y, x, tokens):
     """The coordinates of one sample whose tokens all lie in one cell."""
     return torch.tensor([[[y, x]]]).expand(1, tokens, 2)
@@ -69,23 +73,28 @@ def test_only_timms_own_calls_resize_the_square():
             torch.testing.assert_close(x, torch.ones(1, 4, 8))
 
 
+@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("images", [1, 2])
-def test_images_of_one_size_are_told_by_their_last_token(monkeypatch, images):
-    coord = row_major([(3, 4)] * images)
-    want = ([(3, 4)] * images, None, [False] * images)
-    with monkeypatch.context() as patch:
-        patch.setattr(grids, "_grids_from_maxima", None)  # the other way would fail
-        assert grids.read_grids(coord) == want
-    assert grids._grids_from_maxima(coord.numpy(), False) == want
+def test_images_of_one_size_are_one_run(monkeypatch, images, padding):
+    coord = row_major([(3, 4)] * images, 12 + padding)
+    monkeypatch.setattr(grids, "_runs", None)  # the other way would fail
+    for embeds_padding in (False, True):
+        (runs,) = read(coord, embeds_padding).values()
+        first, *rest = runs
+        assert first == (slice(0, images), slice(0, 12), 12)
+        want = [(slice(0, images), slice(12, 15), 1)] if embeds_padding and padding else []
+        assert rest == want
 
 
 def test_padding_that_names_a_cell_counts_where_padding_is_embedded():
     coord = row_major([(1, 2), (2, 1)], 3)
     coord[0, 2] = coord[0, 1]
-    assert grids.read_grids(coord, embeds_padding=True).reordered == [True, False]
-    assert grids.read_grids(coord).reordered == [False, False]
+    ((run,), in_order) = read(coord, embeds_padding=True).values()
+    assert run.cells.tolist() == [0, 1, 1]
+    assert [run.cells for run in in_order] == [2, 1]
+    assert [run.cells for (run,) in read(coord).values()] == [2, 2]
 
 
 def test_fractions_are_cut_where_padding_is_not_embedded():
     coord = row_major([(1, 2), (2, 1)], 3) + 0.5
-    assert grids.read_grids(coord).reordered == [False, False]
+    assert [run.cells for (run,) in read(coord).values()] == [2, 2]

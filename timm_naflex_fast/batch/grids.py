@@ -1,14 +1,15 @@
 """From patch coordinates to the grid of each sample. Here alone they are copied to the host."""
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..resampling.spec import Size
 from .checks import MAX_COORDINATE, InvalidCoordinateError
+from .plan import Run, Runs
 
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
@@ -34,23 +35,14 @@ def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
     return torch.stack((y.amax(1), x.amax(1)), 1) + 1
 
 
-class Grids(NamedTuple):
-    """The grids of a batch, as the host knows them."""
-
-    sizes: list[Size]
-    cell: Any
-    """The cell of each token in row-major order, (B, N), NumPy's.
-
-    None where all tokens stand in that order.
-    """
-    reordered: list[bool]
-    """For each sample, whether its tokens stand in another order: then ``cell`` says in which."""
-
-
-def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
+def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool = False) -> Runs:
     """Read the coordinates (B, N, 2), B and N at least 1: this is the device-to-host copy.
 
     By NumPy: on so few numbers its operations cost a third of PyTorch's.
+
+    Args:
+        device: on which the runs name cells.
+        embeds_padding: padding tokens get the cell that they name, (0, 0) or another.
 
     Raises:
         InvalidCoordinateError: a negative, non-finite or huge coordinate among a grid's own tokens;
@@ -59,25 +51,34 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     on_host = patch_coord.cpu()
     whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
     coord: Any = whole.contiguous().numpy()
-
-    # Most cheaply told are images of one size without padding, or one image with any: the last token
-    # names the last cell.
-    batch, length, _ = coord.shape
-    tokens = length
-    y, x = coord[0, -1].tolist()
-    if batch == 1 and y == x == 0:
-        (not_zero,) = coord.ravel().nonzero()
-        tokens = not_zero[-1] // 2 + 1 if len(not_zero) else 1
-        y, x = coord[0, tokens - 1].tolist()
-    h = y + 1
-    w = x + 1
-    if h > 0 and h * w == tokens and (coord[:, :tokens] == _row_major(h, w)).all():
-        grids = Grids([(h, w)] * batch, None, [False] * batch)
-    else:
-        grids = _grids_from_maxima(coord, embeds_padding)
+    runs = _runs_of_one_grid(coord, embeds_padding) or _runs(coord, device, embeds_padding)
     if embeds_padding and on_host.is_floating_point() and bool((whole != on_host).any()):
         raise _no_whole_number()
-    return grids
+    return runs
+
+
+def _runs_of_one_grid(coord: Any, embeds_padding: bool) -> Runs | None:
+    """The runs of images of one size in row-major order, which are most cheaply told; None of others."""
+    batch, length, _ = coord.shape
+    (not_zero,) = coord[0].ravel().nonzero()
+    count = not_zero[-1] // 2 + 1 if len(not_zero) else 1  # the rest of the first image is padding
+    y, x = coord[0, count - 1].tolist()
+    h = y + 1
+    w = x + 1
+    if h < 1 or h * w != count or (coord[:, :count] != _row_major(h, w)).any():
+        return None
+    if coord[:, count:].any():
+        return None
+    return {(h, w): _runs_in_order(slice(0, batch), length, int(count), embeds_padding)}
+
+
+def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool) -> list[Run]:
+    """The runs of images with so many cells, whose tokens stand in row-major order."""
+    count = min(length, cells)
+    runs = [Run(samples, slice(0, count), count)]
+    if embeds_padding and count < length:
+        runs.append(Run(samples, slice(count, length), 1))
+    return runs
 
 
 @lru_cache(maxsize=64)
@@ -86,9 +87,9 @@ def _row_major(h: int, w: int) -> Any:
     return np.indices((h, w)).reshape(2, -1).T.copy()
 
 
-def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
-    """The grids of any batch, from all its coordinates."""
-    batch, length, _ = coord.shape
+def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
+    """The runs of any batch, from all its coordinates."""
+    _, length, _ = coord.shape
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
     # Read without its sign, a negative number is a huge one: one maximum finds both.
@@ -101,13 +102,7 @@ def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
 
     heights, widths = largest.astype(np.int64) + 1  # (B,) each
     cells = heights * widths
-    sizes = list(zip(heights.tolist(), widths.tolist()))
     cell = axes[0] * widths[:, None] + axes[1]  # (B, N)
-    if cells.min() > length:
-        # Every image has lost tokens. That the others stand in order all the same is rare, so
-        # nobody looks.
-        return Grids(sizes, cell, [True] * batch)
-
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
     # and counts where it is embedded.
     order = np.arange(length)
@@ -117,7 +112,24 @@ def _grids_from_maxima(coord: Any, embeds_padding: bool) -> Grids:
     else:
         elsewhere = (cell != order) & in_grid
     reordered = elsewhere.any(1).tolist()
-    return Grids(sizes, cell if any(reordered) else None, reordered)
+    cell_of_token: Sequence[Tensor] = ()
+    if any(reordered):
+        cell_of_token = torch.from_numpy(cell).to(device, non_blocking=True).unbind()
+
+    # Samples of one grid share its embeddings, and their gradients are summed before the table's.
+    runs: Runs = {}
+    for sample, size in enumerate(zip(heights.tolist(), widths.tolist())):
+        samples = slice(sample, sample + 1)
+        of_size = runs.setdefault(size, [])
+        if not reordered[sample]:
+            of_size += _runs_in_order(samples, length, size[0] * size[1], embeds_padding)
+            continue
+        count = length if embeds_padding else min(length, size[0] * size[1])
+        taken = cell_of_token[sample]
+        if count < length:  # to slice each one would cost time, where most need no slice
+            taken = taken[:count]
+        of_size.append(Run(samples, slice(0, count), taken))
+    return runs
 
 
 def _check_cells(coord: Any, largest: list[list[int]]) -> None:

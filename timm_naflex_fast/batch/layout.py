@@ -1,7 +1,6 @@
 """Where the tokens of a batch lie: by coordinates, by one grid, or by the sizes of the images."""
 
 import operator
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from ..resampling.spec import OLDER_FLAG, Resampling, ResizeSpec, Size
 from ..tracing import Context
 from .checks import check_numbers, most_cells
 from .grids import read_grids
-from .plan import Plan, Run
+from .plan import Plan, Run, Runs
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
@@ -81,35 +80,7 @@ class Coordinates(NamedTuple):
             return Plan({}, Resampling(spec, x.dtype))
 
         # The one copy from the device in a call: what follows is known on the host.
-        embeds_padding = spec.samples()
-        grids = read_grids(self.values, embeds_padding)
-        cells: Sequence[Tensor] = ()
-        if grids.cell is not None:
-            cells = torch.from_numpy(grids.cell).to(x.device, non_blocking=True).unbind()
-
-        sizes = grids.sizes
-        step = 1
-        if len(set(sizes)) == 1 and not any(grids.reordered):  # one operation serves all samples
-            sizes = sizes[:1]
-            step = batch
-
-        # Samples of one grid share its embeddings, and their gradients are summed before the table's.
-        runs: dict[Size, list[Run]] = {}
-        for sample, (h, w) in enumerate(sizes):
-            samples = slice(sample, sample + step)
-            in_grid = min(length, h * w)
-            of_size = runs.setdefault((h, w), [])
-            if grids.reordered[sample]:
-                count = length if embeds_padding else in_grid  # padding gets the cell that it names
-                cell = cells[sample]
-                if count < length:
-                    cell = cell[:count]
-                of_size.append(Run(samples, slice(0, count), cell))
-                continue
-            of_size.append(Run(samples, slice(0, in_grid), in_grid))
-            if embeds_padding and in_grid < length:
-                of_size.append(Run(samples, slice(in_grid, length), 1))
-
+        runs = read_grids(self.values, x.device, spec.samples())
         for (h, w), of_size in runs.items():
             if h * w > length:
                 is_square = resizes_square and spec.ar_preserving
@@ -172,7 +143,7 @@ class Sizes(NamedTuple):
         Raises:
             ValueError: those of ``on_host``.
         """
-        runs: dict[Size, list[Run]] = {}
+        runs: Runs = {}
         cells: dict[Size, int | Tensor] = {}
         row = slice(0, 1)
         end = 0

@@ -24,8 +24,12 @@ class Run(NamedTuple):
     first cell. Or the number of each token's cell (tokens,)."""
 
 
-class Plan(NamedTuple):
-    """The runs of each distinct grid (h, w), by first appearance, and how the table is resampled."""
+Runs = dict[Size, list[Run]]
+"""The runs of each distinct grid (h, w), by first appearance."""
 
-    runs: dict[Size, list[Run]]
+
+class Plan(NamedTuple):
+    """Which tokens take which cells, and how the table is resampled."""
+
+    runs: Runs
     resampling: Resampling

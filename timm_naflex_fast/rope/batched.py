@@ -47,7 +47,7 @@ def batched_rope(
     reads = not traceable and coord.numel() > 0 and (rope.mixed or coord.is_cpu)
     if reads:
         coord = coord.cpu()
-        read_grids(coord)  # it refuses coordinates that are no cells
+        read_grids(coord, coord.device)  # it refuses coordinates that are no cells
     size = grid_sizes_from_coord(coord)[:, None]  # (B, 1, 2)
     is_padding = torch.arange(coord.shape[1], device=coord.device) >= size.prod(2)  # (B, N)
     positions = rope.positions(coord, size)  # (B, N, 2)
