@@ -1,8 +1,9 @@
 """From pictures to what an exported model takes; the file itself tells how."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,12 +59,7 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
         raise ValueError("pictures is empty; valid: one PIL image or more")
     # Settings come from a file: they are looked at before any picture is decoded.
     transform = transform_of(settings)
-    colours = COLOURS[settings["channels"]]
-    samples = []
-    for picture in pictures:
-        # timm's transform would take a photo as the camera lay, and 16 bits as white.
-        patches = transform(convert(picture, colours))
-        samples.append((patches, 0))  # the collator wants a label
+    samples = [(transform(picture), 0) for picture in pictures]  # the collator wants labels
     batch, _ = NaFlexCollator(int(settings["max_seq_len"]))(samples)
     return {name: batch[name] for name in INPUTS}
 
@@ -89,8 +85,8 @@ def settings_of(model: Any) -> dict[str, str]:
     }
 
 
-def transform_of(settings: Mapping[str, str]) -> Any:
-    """timm's eval transform, from a PIL image to its patches. Nothing is cropped.
+def transform_of(settings: Mapping[str, str]) -> Callable[[Any], Any]:
+    """timm's eval transform, from a PIL image of any mode to its patches. Nothing is cropped.
 
     Raises:
         ValueError: settings that are missing, or another number of channels than 1 and 3.
@@ -109,7 +105,7 @@ def transform_of(settings: Mapping[str, str]) -> Any:
     order = {}
     if settings["patch_order"] == CHANNELS_FIRST:
         order["patchify_channels_last"] = False
-    return create_transform(
+    transform = create_transform(
         naflex=True,
         patchify=True,
         patch_size=tuple(json.loads(settings["patch_size"])),
@@ -119,6 +115,12 @@ def transform_of(settings: Mapping[str, str]) -> Any:
         max_seq_len=int(settings["max_seq_len"]),
         **order,
     )
+    # timm alone would take a photo as the camera lay, and 16 bits as white.
+    return partial(_transformed, transform, COLOURS[channels])
+
+
+def _transformed(transform: Callable[[Any], Any], colours: str, picture: Any) -> Any:
+    return transform(convert(picture, colours))
 
 
 def convert(image: Any, colours: str) -> Any:

@@ -17,7 +17,7 @@ from timm.models.naflexvit import NaFlexVitCfg, _create_naflexvit
 
 from tests.support import tiny_siglip2
 from tests.support.running import ran
-from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources
+from timm_naflex_fast.commands.measure.images import eval_transform, image_sources, naflex_batches
 from timm_naflex_fast.commands.measure.models import load_model
 
 NAME = "naflexvit_test_siglip"
@@ -66,8 +66,7 @@ def read(out):
 def pooled_by_timm(photos, dtype):
     """Unpatched timm, one image at a time, in the order of the paths."""
     model = load_model(NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
-    options = {"max_seq_len": 36, "batch_size": 1, "interpolation": "bilinear"}
-    folder = NaFlexImages(image_sources(photos), model, **options)
+    folder = naflex_batches(image_sources(photos), eval_transform(model, 36, "bilinear"), 36, 1, [])
     with torch.inference_mode():
         return torch.cat(
             [model(batch | {"patches": batch["patches"].to(dtype)}) for batch, _ in folder]

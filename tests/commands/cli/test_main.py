@@ -1,7 +1,6 @@
 """The command line itself: it answers at once, and whatever stops it is one line."""
 
 import argparse
-import io
 import json
 import os
 import re
@@ -66,14 +65,6 @@ def test_info_imports_no_timm_and_the_functions_no_compiler():
         "assert not {'torch._dynamo', 'einx', 'timm'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_a_terminal_that_cannot_show_a_letter_shows_its_number(monkeypatch):
-    shown = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
-    main(["info"])
-    print("\u00e4.png", flush=True)
-    assert shown.getvalue().endswith(b"\\xe4.png\n")
 
 
 def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):

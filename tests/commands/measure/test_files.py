@@ -24,6 +24,8 @@ def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
     assert found == [("good.png", (40, 30))]
     names = [line.split(":")[0] for line in skipped]
     assert names == ["bad.tif", "a\\n\\x1b[2J\\udcff.png"]
+    with pytest.raises(ValueError, match=r"none of the images can be read: bad\.tif: TypeError"):
+        list(read([damaged], lambda image: image, []))
 
 
 def test_provenance():

@@ -8,7 +8,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from tests.support.oracles import small_vit
 from tests.support.tiny_siglip2 import FAMILY
-from timm_naflex_fast.commands.measure.images import NaFlexImages, image_sources
+from timm_naflex_fast.commands.measure.images import eval_transform, image_sources, naflex_batches
 from timm_naflex_fast.pictures import convert
 
 RAMP = np.arange(24 * 40).reshape(24, 40) % 256  # all gray values, wider than high
@@ -34,7 +34,7 @@ def test_16_bits_are_scaled_to_the_same_picture_in_8(suffix, tmp_path):
 def test_numbers_of_another_kind_make_a_picture_unreadable(values, tmp_path):
     Image.fromarray(values).save(tmp_path / "a.tif")
     with pytest.raises(ValueError, match=r"a\.tif: its numbers are neither 8 nor 16 bits"):
-        list(NaFlexImages(image_sources(tmp_path), small_vit()))
+        photo_batch(small_vit(in_chans=3), tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
@@ -59,15 +59,17 @@ def test_what_cannot_be_read_is_among_what_was_skipped(photos):
     (photos / "dead.png").symlink_to("nowhere")
     (photos / "text.png").write_text("no image")
     (photos / "notes.txt").touch()  # is no image
-    batches = NaFlexImages(image_sources(photos), small_vit(in_chans=3), 16, batch_size=3)
-    assert len(batches) == 2
-    assert [len(batch["names"]) for batch, _ in batches] == [3, 1]
-    assert [line.split(":")[0] for line in batches.skipped] == ["dead.png", "text.png"]
+    transform = eval_transform(small_vit(in_chans=3), 16)
+    skipped = []
+    batches = naflex_batches(image_sources(photos), transform, 16, 3, skipped)
+    assert [len(batch["patches"]) for batch, _ in batches] == [3, 1]
+    assert [line.split(":")[0] for line in skipped] == ["dead.png", "text.png"]
 
 
-def photo_batch(model, folder, **options):
-    (batch, _), *_ = NaFlexImages(image_sources(folder), model, 16, **options)
-    return {key: batch[key] for key in ("patches", "patch_coord", "patch_valid")}
+def photo_batch(model, folder):
+    transform = eval_transform(model, 16)
+    ((batch, _),) = naflex_batches(image_sources(folder), transform, 16, 9, [])
+    return batch
 
 
 needs_order = pytest.mark.skipif(

@@ -32,7 +32,7 @@ NO_WEIGHTS = {
     "last.pth": [
         b"",
         b"no weights",
-        *map(pickled, (torch.ones(1), {7: torch.ones(2)}, {"state_dict": {}})),
+        *map(pickled, (torch.ones(1), {7: torch.ones(2)})),
     ],
     "last.safetensors": [b"", save({"embeds.pos_embed": torch.ones(100, 100)})[:20_000]],
     "pytorch_model.bin": [
@@ -95,9 +95,9 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, prefix, classes, tmp_path
     torch.save(record, tmp_path / "last.pth.tar")
 
     loaded, words = load_model(NAME, tmp_path / "last.pth.tar", **SMALL)
-    assert words.startswith("file last.pth.tar") and loaded.num_classes == classes
+    assert words.startswith("file last.pth.tar") and "untrained" not in words
+    assert loaded.num_classes == classes
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
-    assert "state_dict" not in loaded.pretrained_cfg
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -137,7 +137,7 @@ def test_drift_takes_it(photos, tmp_path, capsys):
 @pytest.mark.parametrize("name", NO_WEIGHTS)
 def test_a_file_without_weights_says_in_a_line_what_was_found_and_what_is_taken(name, tmp_path):
     file = tmp_path / name
-    says = rf"{name} cannot be loaded: found {name}, which (cannot be read|holds no).*taken are"
+    says = rf"{name} cannot be loaded: found {name}, which cannot be read.*taken are"
     for content in NO_WEIGHTS[name]:
         file.write_bytes(content)
         with pytest.raises(RuntimeError, match=says) as error:

@@ -94,14 +94,6 @@ def test_a_model_with_channels_first_gets_the_tower_in_its_own_order(model, tmp_
     assert torch.equal(weight.movedim(1, 3).flatten(1), model.embeds.proj.weight)
 
 
-@GOOGLES
-def test_a_setting_of_pictures_stays_beside_the_weights_of_a_file(model, tmp_path):
-    np.savez(tmp_path / "release.npz", **release(model))
-    mean = (0.1, 0.2, 0.3)
-    loaded, _ = load_model(FAMILY, tmp_path / "release.npz", pretrained_cfg_overlay={"mean": mean})
-    assert loaded.pretrained_cfg["mean"] == mean and same(loaded, model)
-
-
 @pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
 def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_order():
     pytest.importorskip("transformers")

@@ -9,7 +9,6 @@ REVISIONS = [f"snapshots/{name}/model.safetensors" for name in ("other", "right"
 # The files of a folder, of which the last one is taken.
 TAKEN = {
     "a variant": ["model.fp16.safetensors"],
-    "large letters": ["MODEL.SAFETENSORS"],
     "a name of its own": ["siglip2_base.safetensors"],
     "beside what a trainer writes": [
         "optimizer.pt",
@@ -20,14 +19,12 @@ TAKEN = {
     ],
     "shards with their index": [*SHARDS, "model.safetensors.index.fp16.json"],
     "a shard that is the whole": ["model-00001-of-00001.safetensors"],
-    "the only revision": ["refs/v1", REVISIONS[0]],
 }
 # Files of a folder, of which none is taken, and what is said.
 REFUSED = {
     r"no weights in the folder": ["notes.txt"],
     r"2 files of weights in .* \(ema.pt, last.pt\), not one": ["ema.pt", "last.pt"],
     rf"2 files of weights in .* \({', '.join(SHARDS)}\), not one": SHARDS,
-    rf"2 files of weights in .* \({', '.join(REVISIONS)}\), not one": REVISIONS,
 }
 
 

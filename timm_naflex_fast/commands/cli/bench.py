@@ -9,7 +9,7 @@ from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments
 from ..measure.output import positive, provenance
-from .checks import announce, check_model_options, keep_name, load
+from .checks import announce, check_model_options, load
 
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PHASES,
         help="a training step, or an inference; default: both",
     )
-    modes = add(
+    add(
         "--modes",
         nargs="+",
         metavar="NAME",
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[BASELINE, "matmul"],
         help=f"of {' '.join(MODES)}; default: stock matmul",
     )
-    keep_name(parser, "--contenders", modes)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(
         "--compile",

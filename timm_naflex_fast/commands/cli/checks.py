@@ -8,23 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..measure.images import Source, read
 from ..measure.models import load_model
 from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
-
-
-def keep_name(parser: argparse.ArgumentParser, before: str, option: argparse.Action) -> None:
-    """Let an option be given by the name of before, too; no help shows it."""
-    parser.add_argument(
-        before,
-        dest=option.dest,
-        nargs=option.nargs,
-        choices=option.choices,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
 
 
 def check_model_options(options: argparse.Namespace) -> None:
@@ -50,16 +37,6 @@ def load(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
         **dict(options.model_kwargs),
         **more,
     )
-
-
-def check_readable(sources: Sequence[Source]) -> None:
-    """Look for an image whose header can be read, from the first one on.
-
-    Raises:
-        ValueError: none of them can be read.
-    """
-    # One is enough: a folder of thousands would take seconds, and others may be skipped later.
-    next(read(sources, lambda image: image.size, []))
 
 
 def announce(text: str) -> None:

@@ -9,11 +9,10 @@ from ...names import STRATEGY_NAMES
 from ...text_table import table
 from ..measure import images
 from ..measure.contenders import CONTENDERS
-from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments
-from ..measure.output import check_writable, positive, printable, provenance, require
+from ..measure.output import positive, printable, progress, provenance, require
 from . import against
-from .checks import announce_skipped, check_model_options, check_readable, keep_name, load
+from .checks import announce_skipped, check_model_options, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most patches per image (256)",
     )
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
-    modes = add(
+    add(
         "--modes",
         nargs="+",
         metavar="NAME",
         choices=CONTENDERS,
         help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
     )
-    keep_name(parser, "--contenders", modes)
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
     add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
@@ -61,7 +59,6 @@ def drift(options: argparse.Namespace) -> int:
     check_model_options(options)
     if options.images:
         sources = images.image_sources(options.images)
-        check_readable(sources)
         source = f"folder {printable(Path(options.images).resolve().name)}"
     else:
         sources = images.photos()
@@ -69,10 +66,12 @@ def drift(options: argparse.Namespace) -> int:
     check(options)
     against.check(options)
     model, weights = load(options, dtype=options.dtype)
-    batches = images.NaFlexImages(
-        sources, model, options.max_seq_len, options.batch_size, options.interpolation
+    transform = images.eval_transform(model, options.max_seq_len, options.interpolation)
+    skipped: list[str] = []
+    batches = images.naflex_batches(
+        progress("measuring", sources), transform, options.max_seq_len, options.batch_size, skipped
     )
-    measure_and_show(model, batches, options, weights, source, batches.skipped)
+    measure_and_show(model, batches, options, weights, source, skipped)
     if not options.against:
         return 0
     compared = against.compare(model, sources, options)
@@ -81,19 +80,15 @@ def drift(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Find out whether the results can be written; the folder of ``--out`` is made.
+    """Find out whether a report can be written; its folder is made.
 
     Raises:
         OSError: they cannot.
         RuntimeError: ``--out`` needs a package that is not installed.
     """
-    if not options.out:
-        return
-    require("--out", "matplotlib", "jinja2")
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    # The folder may be there, with an old report that is not ours to write.
-    for name in FILES:
-        check_writable(Path(options.out, name))
+    if options.out:
+        require("--out", "matplotlib", "jinja2")
+        Path(options.out).mkdir(parents=True, exist_ok=True)
 
 
 def measure_and_show(

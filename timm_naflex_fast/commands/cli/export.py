@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ...text_table import table
+from ..measure.images import check_takes_patches
 from ..measure.models import add_model_arguments
 from ..measure.output import check_writable, positive, printable, provenance, require
 from .checks import announce, check_model_options, load
 
-# The runtimes that run a file with this suffix, and the module of each.
+# The runtimes that run a file with this suffix, and the module of each. torch.export runs the program
+# from which an ONNX file is made, not that file.
 RUNTIMES = {
     ".pt2": {"torch.export": "torch"},
     ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
@@ -24,11 +26,6 @@ STATUS = (
     "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
     "1 a runtime is wrong, nothing is written; 2 an error; 3 an ONNX file is written, but no ONNX "
     "runtime is installed that could check it."
-)
-# timm's settings name another filter than the one that SigLIP-2's weights were trained with.
-FILTER = (
-    "Pictures: timm's settings, which the file keeps, resize by {filter}; SigLIP-2's weights were "
-    'trained with bilinear: patches_of(pictures, settings | {{"interpolation": "bilinear"}})'
 )
 
 
@@ -74,14 +71,14 @@ def export(options: argparse.Namespace) -> int:
     check_model_options(options)
     runtimes = runtimes_for(out)
     check_writable(out)
-    # torch.export alone runs the program from which an ONNX file is made, not that file.
     is_checked = out.suffix.lower() == ".pt2" or len(runtimes) > 1
-    if not is_checked:
-        announce(NO_RUNTIME)
     model, weights = load(options)
     from ..measure import export as work
 
-    _check_inputs(model, options.size)
+    if options.size is None:
+        check_takes_patches(model)
+    else:
+        check_size(model, options.size)
     metadata = {"model": options.model, "weights": weights, **work.describe(model)}
     # Plain images of one size have no choice of it.
     if options.size is None:
@@ -103,27 +100,20 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
-    is_siglip2 = options.model.startswith("naflexvit") and "siglip" in options.model
-    if is_siglip2 and metadata["interpolation"] != "bilinear":
-        print(FILTER.format(filter=metadata["interpolation"]))
     if not is_checked:
         print(NO_RUNTIME)
         return NOT_CHECKED
     return 0
 
 
-def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
-    """Find out whether the model takes NaFlex batches, or plain images of a size.
+def check_size(model: Any, size: Sequence[int]) -> None:
+    """Find out whether a model's patches fill plain images of a size.
 
     Raises:
-        ValueError: it does not.
+        ValueError: they do not.
     """
     high, wide = model.embeds.patch_size
-    if size is None and not model.embeds.is_linear:
-        raise ValueError(
-            "the model's patch embedding is a convolution, which takes no patches; valid: --size H W"
-        )
-    if size is not None and (size[0] % high or size[1] % wide):
+    if size[0] % high or size[1] % wide:
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 

@@ -4,7 +4,6 @@ A command imports torch only when its options are right: so help and errors come
 """
 
 import argparse
-import io
 import re
 import shlex
 import sys
@@ -19,23 +18,20 @@ from ...names import did_you_mean
 from ..measure.output import check_writable, one_line, printable, to_json
 
 # By what they are for; each is a function of the module of its name.
-GROUPS = {
-    "use": {
-        "run": "run a script, unchanged, with timm patched",
-        "export": "export a model to ONNX or torch.export, compared in every runtime that is there",
-        "info": "versions, GPUs, and what is patched",
-    },
-    "measure": {
-        "drift": "how far each mode moves a model from timm's own result",
-        "bench": "how much faster a step of a model becomes, eager or compiled",
-    },
-    "port": {
-        "record": "write what a model makes of pictures, stage by stage, for ports",
-        "compare": "tell where a port parts from a recording, and why",
-        "identify": "tell how a port resampled its position embeddings",
-    },
-}
-COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
+LIST = """\
+use:
+    run       run a script, unchanged, with timm patched
+    export    export a model to ONNX or torch.export, compared in every runtime that is there
+    info      versions, GPUs, and what is patched
+measure:
+    drift     how far each mode moves a model from timm's own result
+    bench     how much faster a step of a model becomes, eager or compiled
+port:
+    record    write what a model makes of pictures, stage by stage, for ports
+    compare   tell where a port parts from a recording, and why
+    identify  tell how a port resampled its position embeddings
+"""
+COMMANDS = dict(re.findall(r"^    (\w+) +(.+)$", LIST, re.MULTILINE))
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 
 
@@ -63,13 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         "naflex-fast",
         description="Fast and exact resampling.",
-        epilog=list_of_commands(),
+        epilog=LIST,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, help="one of those below"
-    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, help="one of those below")
     for name, what in COMMANDS.items():
         module = import_module(f".{name}", __package__)
         # Abbreviations would change their meaning with each option that is added.
@@ -80,21 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    options, more = parser.parse_known_args(argv)
+    words = argv
+    if argv[0] != "run":  # whose script has words of its own
+        # A mode was a contender before.
+        words = [re.sub("^--contender", "--mode", word) for word in argv]
+    options, more = parser.parse_known_args(words)
     if more:
         options.parser.error(f"unrecognized arguments: {' '.join(more)}")
-    name = options.command
     options.command = shlex.join(["naflex-fast", *argv])
-    return call(f"naflex-fast {name}", options.action, options)
-
-
-def list_of_commands() -> str:
-    """The commands in their groups, one a line."""
-    lines = []
-    for group, names in GROUPS.items():
-        lines.append(f"{group}:")
-        lines += [f"    {name:<9} {what}" for name, what in names.items()]
-    return "\n".join(lines)
+    return call(options.parser.prog, options.action, options)
 
 
 def call(
@@ -109,9 +97,6 @@ def call(
     What the action puts into the dict ``options.figures`` goes to the file of ``--json``, also when
     the action is stopped. Where that file is stdout, what the action prints goes to stderr.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that cannot show a letter of a file's name shows its number.
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _figures(options):
             return action(options)

@@ -8,10 +8,10 @@ from typing import Any
 from ...pictures import convert
 from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS
-from ..measure.models import add_model_arguments, fingerprint, load_model
+from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance
 from .against import FILTERS, check_installed, source_of
-from .checks import announce, announce_skipped, check_model_options, check_readable, keep_name
+from .checks import announce, announce_skipped, check_model_options, load
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
 LENGTH = 256  # most patches, where nothing says another number
@@ -31,13 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="timm",
         help="whose pipeline is recorded (timm)",
     )
-    modes = add(
+    add(
         "--mode",
         choices=CONTENDERS,
         default=BASELINE,
         help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",
     )
-    keep_name(parser, "--contender", modes)
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
     add(
         "--max-seq-len",
@@ -71,16 +70,9 @@ def record(options: argparse.Namespace) -> int:
     skipped: list[str] = []
     if options.images:
         sources = images.image_sources(options.images)
-        check_readable(sources)
     else:
         sources = images.photos()[::DEFAULT]
-    announce(f"loading {options.model} ...")
-    model, weights = load_model(
-        options.model,
-        options.checkpoint,
-        **dict(options.model_kwargs),
-        random_weights=options.random_weights,
-    )
+    model, weights = load(options)
     check_model(options, model)
     from ..measure.pipelines import siglip2_weights
     from ..measure.record import make_recording, with_mistakes

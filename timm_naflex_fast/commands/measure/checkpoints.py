@@ -47,7 +47,8 @@ HEADS = {768: 12, 1152: 16}
 class Checkpoint(NamedTuple):
     """What is known about the weights of a file."""
 
-    source: dict[str, Any]  # what timm's ``pretrained_cfg_overlay`` takes to load them
+    file: Path
+    tensors: Tensors | None  # under timm's names; None: timm itself reads Google's file
     options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
     classes: int  # of its head; 0 where there is none
     words: str  # what was recognised, in one line
@@ -68,32 +69,26 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
     """
     file = find_weights(path)
     tensors = read_tensors(file)
-    if not tensors:  # timm would look for others on the hub
-        raise Unusable(f"{printable(file.name)}, which holds no tensors")
     library, prefix = _recognise(tensors)
     # Of the other towers in an archive no array is read.
     tower: Tensors = {
         name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)
     }
-    source: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    if library == "big_vision":
-        # timm's own reader takes the file, and converts it to the model's layout.
-        source = {"file": str(file), "custom_load": True}
-        options = big_vision_sizes(tower)
-    elif library != "timm":
-        if library == "transformers":
-            tower = from_transformers(tower)
-        heads = read_config(file.parent).get("num_attention_heads")
-        options = sizes(tower, given.get("num_heads", heads))
-        if given.get("patchify_channels_last") is False:
-            tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
-
     words = f"file {printable(file.name)}"
     if library in TITLES:
         words += f": {TITLES[library]}"
+    if library == "big_vision":
+        return Checkpoint(file, None, big_vision_sizes(tower), 0, words)
     classes = len(tower.get("head.weight", ()))
-    return Checkpoint(source or {"state_dict": tower}, options, classes, words)
+    if library == "timm":
+        return Checkpoint(file, tower, {}, classes, words)
+    if library == "transformers":
+        tower = from_transformers(tower)
+    heads = given.get("num_heads") or read_config(file.parent).get("num_attention_heads")
+    options = sizes(tower, heads)
+    if given.get("patchify_channels_last") is False:
+        tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
+    return Checkpoint(file, tower, options, classes, words)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

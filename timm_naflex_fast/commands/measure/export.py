@@ -110,8 +110,8 @@ def export(
     model: Any,
     out: Path,
     runtimes: Sequence[str],
-    size: tuple[int, int] | None = None,
-    metadata: Mapping[str, str] = {},
+    size: tuple[int, int] | None,
+    metadata: Mapping[str, str],
 ) -> tuple[list[dict[str, Any]], bool]:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
@@ -149,21 +149,19 @@ def export(
                     found.setdefault((runtime, precision), {})[part] = off
 
         checks: list[dict[str, Any]] = []
+        default: dict[str, str] = {}  # a loader gives the runtime's own precision first
         for (runtime, precision), differences in found.items():
             check = {
                 "runtime": runtime,
                 "precision": precision,
-                # A loader gives the runtime's default first.
-                "is_default": all(check["runtime"] != runtime for check in checks),
+                "is_default": default.setdefault(runtime, precision) == precision,
                 "differences": differences,
                 "right": all(off <= TOLERANCES[part] for part, off in differences.items()),
             }
             checks.append(check)
         # In another precision, rounding alone is more than what is allowed.
-        exact = {
-            check["runtime"]: check["right"] for check in checks if check["precision"] == FLOAT32
-        }
-        is_right = len(exact) == len(runtimes) and all(exact.values())
+        exact = [check["right"] for check in checks if check["precision"] == FLOAT32]
+        is_right = len(exact) == len(runtimes) and all(exact)
         if is_right:
             # ONNX keeps weights beside the file above 1.5 GB.
             for made in Path(parts, "model").iterdir():

@@ -1,14 +1,13 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ...pictures import COLOURS, convert, settings_of, transform_of
+from ...pictures import settings_of, transform_of
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
@@ -66,50 +65,38 @@ def read(
         raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
 
 
-@dataclass
-class NaFlexImages:
-    """Images as NaFlex batches without labels, through timm's eval transforms and collation.
+def naflex_batches(
+    sources: Iterable[Source],
+    transform: Callable[[Any], Any],
+    max_seq_len: int,
+    batch_size: int,
+    skipped: list[str],
+) -> Iterator[tuple[dict[str, Any], None]]:
+    """Images as batches of timm's NaFlex collator, without labels.
 
-    Attributes:
+    Args:
         sources: in the order wanted; see :func:`image_sources`.
-        model: a NaFlexVit; see :func:`eval_transform`.
-        max_seq_len: most patches an image is resized to.
+        transform: see :func:`eval_transform`.
+        max_seq_len: patches to which images are padded.
         batch_size: images per batch.
-        interpolation: filter of the resize, in place of the data configuration's.
-        skipped: the images that could not be read, each with the reason.
+        skipped: gets the images that cannot be read, each with the reason.
+
+    Raises:
+        ValueError: none can be read.
     """
+    from timm.data.naflex_dataset import NaFlexCollator
 
-    sources: Sequence[Source]
-    model: Any
-    max_seq_len: int = 256
-    batch_size: int = 16
-    interpolation: str | None = None
-    skipped: list[str] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return -(-len(self.sources) // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], None]]:
-        """Batches in order, with a list of "names".
-
-        Raises:
-            ValueError: none could be read; or as :func:`eval_transform`.
-        """
-        from timm.data.naflex_dataset import NaFlexCollator
-
-        collate = NaFlexCollator(max_seq_len=self.max_seq_len)
-        prepare = eval_transform(self.model, self.max_seq_len, self.interpolation)
-        colours = COLOURS[str(self.model.embeds.in_chans)]
-        images = read(self.sources, lambda image: prepare(convert(image, colours)), self.skipped)
-        while group := list(islice(images, self.batch_size)):
-            names, samples = zip(*group)
-            labelled = [(sample, 0) for sample in samples]  # timm's collator wants a label
-            batch, _ = collate(labelled)
-            yield batch | {"names": [*names]}, None
+    collate = NaFlexCollator(max_seq_len)
+    images = read(sources, transform, skipped)
+    while group := list(islice(images, batch_size)):
+        batch, _ = collate([(sample, 0) for _, sample in group])  # it wants labels
+        yield batch, None
 
 
-def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
-    """timm's eval transform for the model: from a PIL image to patches, as the model reads them.
+def eval_transform(
+    model: Any, max_seq_len: int, interpolation: str | None = None
+) -> Callable[[Any], Any]:
+    """timm's eval transform for the model: from any PIL image to patches, as the model reads them.
 
     Args:
         model: a NaFlexVit of 1 or 3 channels; its data configuration is used.
@@ -119,15 +106,24 @@ def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = Non
     Raises:
         ValueError: the model takes no patches, or other channels than pictures have.
     """
-    if not model.embeds.is_linear:
-        raise ValueError(
-            "the model's patch embedding is a convolution, which takes no patches; valid: "
-            "embed_proj_type='linear'"
-        )
+    check_takes_patches(model)
     settings = settings_of(model) | {"max_seq_len": str(max_seq_len)}
     if interpolation:
         settings["interpolation"] = interpolation
     return transform_of(settings)
+
+
+def check_takes_patches(model: Any) -> None:
+    """Find out whether a NaFlexVit takes patches.
+
+    Raises:
+        ValueError: it takes plain images alone.
+    """
+    if not model.embeds.is_linear:
+        raise ValueError(
+            "the model's patch embedding is a convolution, which takes no patches; valid: "
+            "embed_proj_type='linear', or export --size H W"
+        )
 
 
 def photos() -> list[Source]:

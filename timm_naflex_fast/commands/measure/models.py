@@ -154,20 +154,22 @@ def load_model(
 def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any, str]:
     """A NaFlexVit with the weights of a file, which timm converts as it does those of the hub."""
     import timm
+    from timm.models.naflexvit import checkpoint_filter_fn
 
-    file = read_checkpoint(path, given)
-    # First with the file's own head: with another one, timm would not ask whether the rest fits.
-    head = {"num_classes": file.classes}
-    overlay = given.get("pretrained_cfg_overlay", {})  # e.g. the pictures' mean
-    source = {"pretrained_cfg_overlay": overlay | file.source | head}
-    options = file.options | given | head | source
-    model = timm.create_model(name, pretrained=True, **options)
-    for key in file.source:
-        model.pretrained_cfg.pop(key)
-    classes = given.get("num_classes", file.classes)
-    if classes != file.classes:
+    found = read_checkpoint(path, given)
+    # First with the file's own head, so that all of it has to fit.
+    options = found.options | given | {"num_classes": found.classes}
+    model = timm.create_model(name, **options)
+    if found.tensors is None:
+        model.load_pretrained(str(found.file))
+    else:
+        model.load_state_dict(checkpoint_filter_fn(found.tensors, model))
+    # timm's settings are those of its own weights.
+    model.pretrained_cfg["num_classes"] = found.classes
+    classes = given.get("num_classes", found.classes)
+    if classes != found.classes:
         model.reset_classifier(classes)
-    return model, file.words
+    return model, found.words
 
 
 def _smooth(table: Any) -> None:

@@ -115,13 +115,9 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
 
     # All names are looked at before any tensor is: what differs is told with all its names.
     needed = {name for old in pairs for name in old}
-    missing = sorted(needed - tower.keys())
-    unused = sorted(tower.keys() - needed)
-    if missing or unused:
-        raise Unusable(
-            f"other names: {len(missing)} tensors of Siglip2's tower are not in it {missing[:3]}, and "
-            f"Siglip2's tower does not use {len(unused)} of its tensors {unused[:3]}"
-        )
+    others = sorted(needed ^ tower.keys())
+    if others:
+        raise Unusable(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
     result: dict[str, Any] = {}
     for old_names, new_names in pairs.items():
         whole = torch.cat([tower[name] for name in old_names])

@@ -47,8 +47,8 @@ def find_weights(path: str | Path) -> Path:
     """The file of weights that ``path`` means.
 
     Args:
-        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; a folder
-            of the hub's cache, or OWNER/NAME of a model in it.
+        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; or
+            OWNER/NAME of a model in the hub's cache.
 
     Raises:
         Unusable: there is none, or there are several.
@@ -65,16 +65,15 @@ def find_weights(path: str | Path) -> Path:
             ) from error
     if named.is_file():
         return named
-    # The cache has a folder for each revision.
-    files = sorted([*named.glob("*.*"), *named.glob("snapshots/*/*.*")])
+    names = sorted(file.name for file in named.iterdir())
     for pattern in FILES:
-        found = [file for file in files if re.fullmatch(pattern, file.name, re.IGNORECASE)]
+        found = [name for name in names if re.fullmatch(pattern, name)]
         if len(found) == 1:
-            return found[0]
+            return named / found[0]
         if found:
-            names = ", ".join(str(file.relative_to(named)) for file in found[:SHOWN])
+            shown = printable(", ".join(found[:SHOWN]))
             raise Unusable(
-                f"{len(found)} files of weights in the folder {named} ({printable(names)}), not one"
+                f"{len(found)} files of weights in the folder {named} ({shown}), not one"
             )
     raise Unusable(f"no weights in the folder {named}")
 
@@ -112,10 +111,9 @@ def _read(file: Path) -> Tensors:
         for name in sorted(set(places.values())):
             tensors |= _read(file.parent / name)
         return tensors
-    suffix = file.suffix.lower()
-    if suffix == ".npz":
+    if file.suffix == ".npz":
         return np.load(file, allow_pickle=False)
-    if suffix == ".safetensors":
+    if file.suffix == ".safetensors":
         return load_file(file)
     # What timm's train.py writes holds its options; timm 1.0.16 does not allow them.
     torch.serialization.add_safe_globals([argparse.Namespace])

@@ -2,5 +2,3 @@
 
 survey (run, compare) -> report (words, table, files) -> plots
 """
-
-FILES = ("report.json", "report.html")

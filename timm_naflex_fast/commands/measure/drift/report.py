@@ -7,7 +7,6 @@ from typing import Any
 from ....names import STRATEGY_NAMES
 from ..contenders import CONTENDERS
 from ..output import to_json
-from . import FILES
 from .survey import Survey, is_exact, why_unknown
 
 HEADINGS = {
@@ -89,7 +88,8 @@ def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     template = environment.get_template("report.html.j2")
     page = template.render(record, rows=rows(survey), plots=plots)
-    json_file, page_file = [Path(folder, name) for name in FILES]
+    json_file = Path(folder, "report.json")
+    page_file = Path(folder, "report.html")
     json_file.write_text(to_json(record), encoding="utf-8")
     page_file.write_text(page, encoding="utf-8", errors="backslashreplace")
     return [json_file, page_file]

@@ -10,7 +10,6 @@ from torch import Tensor
 from ....names import STRATEGY_NAMES
 from ....patching.timm_methods import tables_of
 from ..contenders import BASELINE, use
-from ..output import progress
 from ..pipelines import recorded
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
@@ -58,7 +57,7 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
         )
     names = [*dict.fromkeys([BASELINE, *modes])]  # each once
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
-    for batch, labels in progress("measuring", batches):
+    for batch, labels in batches:
         outputs = {name: _forward(model, batch, name) for name in names}
         for name, ours in outputs.items():
             found = _compare(ours, outputs[BASELINE], labels, len(tables.parts))
