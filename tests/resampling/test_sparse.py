@@ -55,10 +55,3 @@ def test_grids_of_one_height_share_the_sum_along_y(sums, spec):
     exact = definition(table.double(), ONE_HEIGHT, spec)
     for size, want in exact:
         torch.testing.assert_close(got[size].double(), want, atol=5e-6, rtol=0)
-
-
-def test_plain_bilinear_is_left_to_pytorch_which_reads_only_what_it_needs(sums):
-    spec = ResizeSpec("bilinear", antialias=False)
-    found = list(resample(torch.randn(32, 32, 4), ONE_HEIGHT, spec, torch.float32))
-    assert len(found) == 3
-    assert not sums
