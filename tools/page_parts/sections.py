@@ -20,10 +20,9 @@ def share_of_a_step() -> str:
             shares.append(100 * row["about"]["embeds_share"][BASELINE])
             batches.append(row["batch"])
     return (
-        f"All of `model.embeds`, patch projection included, takes {min(shares):.1f} to "
+        f"All of `model.embeds` takes {min(shares):.1f} to "
         f"{max(shares):.1f} % of a step on a CPU "
-        f"([up to {max(batches)} images](results/README.md#whole-models)): an upper limit for "
-        "resampling."
+        f"([up to {max(batches)} images](results/README.md#whole-models)); resampling less."
     )
 
 
@@ -32,8 +31,8 @@ def distance_from_big_vision() -> str:
     rows = read_one("recordings/agreement")["rows"]
     (ours,) = [row for row in rows if f", {OURS} of" in row["who"]]
     return (
-        "Given the same pixels, the output differs from big_vision's (the code that trained "
-        f"SigLIP-2) by {ours['stages']['pooled']:.0e} of its largest value "
+        "\n\nFrom the same pixels, the output is that of big_vision (the code that trained "
+        f"SigLIP-2) to {ours['stages']['pooled']:.0e} of its largest value "
         "([random weights](results/README.md#who-agrees-with-big_vision))."
     )
 
@@ -67,15 +66,15 @@ def first_screen() -> str:
             embeddings = "equal but for rounding"
         lines.append([name, embeddings, compiled["graphs"], compiled["breaks"], works])
 
-    headings = ["", "position embeddings"]  # the second stands within 400 pixels
-    headings += ["graphs", "breaks", "export"]
+    headings = ["", "embedded tokens"]  # the second stands within 400 pixels
+    headings += ["compiled graphs", "breaks", "export"]
     shown = table(headings, lines, [record], measure_again([record]))
     photos = report["made"]
     origin = (
         f"[Photos](results/drift/photos/report.html): {photos['date']}, commit {photos['commit']}."
     )
-    counted = "Graphs and breaks: 20 training batches of 4 lengths."
-    said = f"{origin} {counted} {share_of_a_step()} {distance_from_big_vision()}"
+    counted = "Graphs: 20 training batches of 4 lengths."
+    said = f"{origin} {counted} {share_of_a_step()}{distance_from_big_vision()}"
     return f"{shown}\n\n{said}"
 
 
