@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from timm_naflex_fast.commands.measure.contenders import BASELINE
-from timm_naflex_fast.commands.measure.output import number
 
 from .results import OURS, PLAIN_ADD, measure_again, read, table
 
@@ -16,6 +15,17 @@ FLAG = "timm-flag-bilinear"
 STEP = ("workload", "phase", "batch")
 LAUNCH_MS = 0.005  # for each operator on a GPU, as an order of magnitude
 GPU_BYTES_A_MS = 3.35e9  # of the memory of an H100
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    if value >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3f}"
 
 
 def races(pattern: str, by: Sequence[str]) -> dict[tuple[Any, ...], Race]:

@@ -66,7 +66,7 @@ FORMS = {
     "shards": "file model.safetensors.index.json: transformers' Siglip2",
     "file": "file weights.safetensors: transformers' Siglip2",
     "tower alone": "file weights.safetensors: transformers' Siglip2",
-    "open_clip": "file weights.safetensors: open_clip's image tower",
+    "open_clip": "file weights.safetensors",
     "timm": "file weights.safetensors",
 }
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ... import __version__
@@ -136,6 +137,5 @@ def _figures(options: argparse.Namespace) -> Iterator[None]:
         if figures and file == "-":
             sys.stdout.write(to_json(figures))
         elif figures and file:
-            with open(file, "w", encoding="utf-8") as opened:
-                opened.write(to_json(figures))
+            Path(file).write_text(to_json(figures), encoding="utf-8")
         sys.stdout.flush()

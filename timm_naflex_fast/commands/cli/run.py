@@ -71,21 +71,20 @@ def run(options: argparse.Namespace) -> int:
         valid.remove("grid_sample")
     # What a library does not have is told here, once, and not in each of the script's processes.
     flags = dict(mode=check_name("--mode", options.mode, valid), strict=options.strict)
-    environment = _environment(flags, libraries)
     script, *words = options.script
-    if options.module:
-        command = [sys.executable, "-m", script, *words]
-    else:
-        command = [*_start_of(script), *words]
+    start = [sys.executable, "-m", script] if options.module else _start_of(script)
+    # A command may be a launcher, as torchrun, which has nothing to say of itself.
+    environment = _environment(flags, libraries, speaks=start[0] == sys.executable)
+    command = [*start, *words]
     # Elsewhere the script takes this process's place: signals and the exit status are its own.
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
     os.execve(command[0], command, environment)
 
 
-def _environment(flags: dict[str, Any], libraries: list[str]) -> dict[str, str]:
-    """The environment variables of the script's processes."""
-    wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True))
+def _environment(flags: dict[str, Any], libraries: list[str], speaks: bool) -> dict[str, str]:
+    """The environment variables of the script's processes, of which the first one may speak anyway."""
+    wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True, speaks=speaks))
     folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
     return {**os.environ, ENV_NAME: wanted, "PYTHONPATH": os.pathsep.join(folders)}
 
@@ -112,7 +111,7 @@ def prepare_process() -> None:
 
     wanted = json.loads(os.environ[ENV_NAME])
     # For the processes that this one starts.
-    os.environ[ENV_NAME] = json.dumps({**wanted, "first": False})
+    os.environ[ENV_NAME] = json.dumps({**wanted, "first": False, "speaks": False})
     atexit.register(_report, wanted)
     for library in wanted["libraries"]:
         wrapt.register_post_import_hook(partial(_patch, wanted, library), HOOKED_MODULES[library])
@@ -128,28 +127,27 @@ def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
 def _report(wanted: dict[str, Any]) -> None:
     """Say in one line what computed.
 
-    In the script's first process, and in each below it in which something did. A launcher that
-    imports no library, as torchrun, says nothing.
+    In the script, and in each process below it in which something did.
     """
-    imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
-    names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
-    text = f"this process did not import {names}, so nothing was patched in it"
-    speaks = wanted["first"] and not _is_installed()
+    modules = {name: HOOKED_MODULES[name] for name in wanted["libraries"]}
+    imported = [name for name in modules if modules[name] in sys.modules]
+    speaks = wanted["speaks"]
+    names = " or ".join(modules.values())
+    said = [f"this process did not import {names}, so nothing was patched in it"]
     if imported:
         from ...patching.status import in_words, status
 
         now = status()
-        ran = [
-            f"{step} by {mode} {times} times" for (step, mode), times in sorted(now.calls.items())
-        ]
-        releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
+        calls = sorted(now.calls.items())
+        ran = [f"{step} by {mode} {times} times" for (step, mode), times in calls]
+        speaks = speaks or bool(ran)
+        releases = ", ".join(f"{name} {sys.modules[name].__version__}" for name in imported)
         said = [
             in_words(now.flags),
-            f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
+            f"{releases}, {len(now.replaced)} functions replaced",
             f"in this process ran {', '.join(ran) or 'none of them'}",
+            *now.why_stock(),
         ]
-        text = "; ".join([*said, *now.why_stock()])
-        speaks = wanted["first"] or bool(ran)
     if not speaks:
         return
     # torchrun numbers its processes; others are told apart by their ids.
@@ -159,11 +157,4 @@ def _report(wanted: dict[str, Any]) -> None:
     elif not wanted["first"]:
         who = f" (process {os.getpid()})"
     # In one piece: other processes write there too.
-    sys.stderr.write(f"naflex-fast{who}: {text}\n")
-
-
-def _is_installed() -> bool:
-    """Whether this process runs a program of a package, as torchrun, and no script of the user."""
-    program = getattr(sys.modules["__main__"], "__file__", None) or ""
-    folders = [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]
-    return os.path.abspath(program).startswith(tuple(folder + os.sep for folder in folders))
+    sys.stderr.write(f"naflex-fast{who}: {'; '.join(said)}\n")

@@ -1,7 +1,7 @@
 """Local weights in the forms in which people have them, under timm's names.
 
-Four libraries write SigLIP-2's image tower: timm, open_clip (timm's tower inside its own model),
-transformers, and big_vision, in which Google trained it. timm itself reads Google's.
+Three libraries have a SigLIP-2 image tower of their own: timm, whose tower open_clip holds, too;
+transformers; and big_vision, in which Google trained it. timm itself reads Google's.
 """
 
 import json
@@ -23,13 +23,11 @@ from .weight_files import Tensors, Unusable, find_weights, read_tensors
 
 TITLES = {
     "transformers": "transformers' Siglip2",
-    "open_clip": "open_clip's image tower",
     "big_vision": "Google's image tower",
 }
 # How the name of each library's patch embedding ends; what stands before it stands before all names
 # of the tower. timm's are those of a NaFlexVit and of a ViT; open_clip holds timm's tower.
 PATCH_EMBEDDINGS = {
-    "visual.trunk.embeds.proj.weight": "open_clip",
     "embeddings.patch_embedding.weight": "transformers",
     "embeds.proj.weight": "timm",
     "patch_embed.proj.weight": "timm",
@@ -55,7 +53,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoint:
-    """Read weights in timm's, open_clip's, transformers' or Google's form.
+    """Read weights in timm's, transformers' or Google's form.
 
     Args:
         path: as :func:`find_weights` takes it.
@@ -131,8 +129,6 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
         raise Unusable(
             "a patch embedding that is a convolution: weights of one size, not of NaFlex"
         )
-    if library == "open_clip":
-        prefix += "visual.trunk."
     return library, prefix
 
 

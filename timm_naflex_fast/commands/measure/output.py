@@ -56,17 +56,6 @@ def require(what: str, *packages: str) -> None:
         raise RuntimeError(f"{what} needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
-def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    if value >= 1:
-        return f"{value:.2f}"
-    return f"{value:.3f}"
-
-
 def progress(what: str, parts: Iterable[Any]) -> Any:
     """The parts of a long work, one after the other, with a tqdm bar on a terminal's stderr."""
     from tqdm import tqdm
