@@ -144,42 +144,43 @@ def resample_patch_kernel(
     >>> resample_patch_kernel(torch.randn(768, 3, 16, 16), (14, 20)).shape
     torch.Size([768, 3, 14, 20])
     """
+    return resample_kernel(weight, size, mode, antialias, may_keep=False)
+
+
+def resample_kernel(
+    weight: Tensor, size: tuple[int, int], mode: str, antialias: bool, *, may_keep: bool = True
+) -> Tensor:
+    """:func:`resample_patch_kernel`, with the channels of the result where those of ``weight`` lie.
+
+    ``may_keep``: where nothing trains, on a CPU, the result of an earlier call is taken if
+    ``weight`` has the same bits as then: do not write to it. On an accelerator the host would wait
+    for the comparison, and resampling again costs no more.
+    """
     check_numbers(weight, "weight")
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
     new = check_size(size)
     check_interpolation(mode)
-    old = (weight.shape[2], weight.shape[3])
-    if old == new:
+    outputs, inputs, h0, w0 = weight.shape
+    if (h0, w0) == new:
         return weight
-    resampled = _resample(weight, KernelResize(old, new, mode, antialias))
-    return resampled.view(*weight.shape[:2], *new)
 
+    # The kernels of a linear layer have their channels side by side at each pixel. To bring them
+    # into another order, and back, would cost two copies.
+    resize = KernelResize((h0, w0), new, mode, antialias)
+    is_by_pixel = weight.is_contiguous(memory_format=torch.channels_last)
+    if is_by_pixel:
+        weight = weight.permute(0, 2, 3, 1)
+        resize = resize._replace(channels=inputs)
 
-def resample_linear_kernel(
-    weight: Tensor,
-    old: Size,
-    size: Size,
-    in_chans: int,
-    channels_last: bool,
-    mode: str,
-    antialias: bool,
-) -> Tensor:
-    """Resample a linear patch embedding to another ``size``.
-
-    ``weight``: (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``.
-
-    Where nothing trains, on a CPU, the result of an earlier call is taken if ``weight`` has the
-    same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
-    and resampling again costs no more.
-    """
-    channels = in_chans if channels_last else 1
-    resize = KernelResize(old, size, mode, antialias, channels)
     trains = torch.is_grad_enabled() and weight.requires_grad
-    if trains or not weight.is_cpu or context_of(weight) is not None or watched():
-        kernel = _resample(weight, resize)
-    else:
+    may_keep = may_keep and not trains and weight.is_cpu
+    if may_keep and context_of(weight) is None and not watched():
         ((_, kernel),) = kept_of_sources(
             (weight,), [resize], lambda copies, keys: [(resize, _resample(copies[0], resize))]
         )
-    return kernel.reshape(len(weight), size[0] * size[1] * in_chans)
+    else:
+        kernel = _resample(weight, resize)
+    if is_by_pixel:
+        return kernel.view(outputs, *new, inputs).permute(0, 3, 1, 2)
+    return kernel.view(outputs, inputs, *new)

@@ -36,8 +36,6 @@ class Replacement:
     strategies: Mapping[str, str]
     # By mode: the library's own method that has its result, if it is another one.
     own: Mapping[str, Key] = field(default_factory=dict)
-    # Whether a call of the library's own code is counted here; else by another that it calls.
-    counts_own: bool = True
     # The library's own function. It stays here: another package may have saved ours, and call it
     # when it is gone.
     original: Any = None
@@ -110,8 +108,7 @@ def serve(replacement: Replacement, arguments: tuple[Any, ...], options: dict[st
                 f"{reason} needs {library.name}'s own code, and enable(strict=True) forbids it"
             )
         own = replacement.own.get(mode, own)
-    if replacement.counts_own:
-        counts.record_call(replacement.component, "stock", reason, library.name)
+    counts.record_call(replacement.component, "stock", reason, library.name)
     return library.replacements[own].original(*arguments, **options)
 
 

@@ -1,8 +1,7 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
 Each has timm's arguments after the strategy: see ``decide.Replacement``. In older releases of timm a
-position table has neither an ``antialias`` nor an ``align_corners`` setting, and an interpolator no
-``resampler``.
+position table has neither an ``antialias`` nor an ``align_corners`` setting.
 
 Tests: tests/patching/test_timm.py.
 """
@@ -12,14 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.layers.patch_embed import PatchEmbedResamplerFixedOrigSize
 from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
 from ..batch.checks import InvalidCoordinateError
 from ..batch.layout import Coordinates, OneGrid, TokenLayout, check_tokens
-from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
+from ..patch_embed.kernels import resample_kernel
 from ..resampling.spec import (
     FLAG,
     INTERPOLATIONS,
@@ -39,7 +37,6 @@ from .decide import Replacement
 from .library import EXACT_STRATEGIES, Library, changed
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
-INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
 RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
 FUNCTIONS = "timm.layers.patch_embed:"
 LEARNED_BY_FLAG = "_apply_learned_naflex_pos_embed_grid_sample"
@@ -88,11 +85,6 @@ READS = {
         FACTORIZED_BY_FLAG: _READ_OF_FACTORIZED,
         "_apply_factorized_pos_embed": _READ_OF_FACTORIZED,
     },
-    INTERPOLATOR: {
-        "resample_linear_weight": "base_patch_size channels_last in_chans resampler",
-        # This one calls it.
-        "forward": "base_patch_size resample_conv_weight resample_linear_weight",
-    },
     RESAMPLER: {"forward": "_get_or_create_pinv_matrix orig_size"},
     VIT: {"_generate_rope_naflex": "num_prefix_tokens rope rope_is_mixed"},
     # The rotary modules, whose results ``_generate_rope_naflex`` hands on.
@@ -126,8 +118,10 @@ LIBRARY = Library(
     modes=MODES,
     reads=READS,
     notes={
+        "1.0.29": "this timm resamples patch kernels by a function that knows no model: an "
+        "enable(model=...) leaves them to timm",
         "1.0.30": "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by "
-        "bilinear, as it was trained: one checkpoint, two results"
+        "bilinear, as it was trained: one checkpoint, two results",
     },
 )
 
@@ -230,21 +224,17 @@ def add_factorized_plain(strategy: str, self: Any, x: Tensor, grid_size: Any) ->
 
 def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> Tensor | str:
     """The resampled kernel of a convolution; or in words why timm's own code has to run."""
-    reason = _why_not(kernel, interpolation)
-    if reason is not None:
-        return reason
-    return resample_patch_kernel(kernel, tuple(size), mode=interpolation, antialias=antialias)
-
-
-def _why_not(kernel: Tensor, interpolation: str) -> str | None:
     if interpolation not in INTERPOLATIONS:
         return f"a patch kernel with interpolation mode {interpolation!r}"
-    return why_unsupported(kernel)
+    reason = why_unsupported(kernel)
+    if reason is not None:
+        return reason
+    return resample_kernel(kernel, tuple(size), interpolation, antialias)
 
 
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
-    """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
+    """Modifications: two 1-D pseudo-inverses, kept across models and calls; a frozen kernel is."""
     reason = changed(LIBRARY, self, OWN_INVERSE)
     return reason or _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
@@ -260,38 +250,6 @@ def resample_patch_embed(
 ) -> Tensor | str:
     """Modifications: as in resampler_forward."""
     return _kernel(patch_embed, new_size, interpolation, antialias)
-
-
-# timm's own code calls the resampler, which is counted.
-@Replacement(
-    LIBRARY,
-    (INTERPOLATOR, "resample_linear_weight"),
-    "patch_embed",
-    KERNEL_STRATEGIES,
-    counts_own=False,
-)
-def resample_linear_weight(
-    strategy: str, self: Any, weight: Tensor, target_patch_size: Any
-) -> Tensor | str:
-    """Modifications: separable; a frozen weight's kernel is kept."""
-    # Who has the settings: in newer releases of timm its resampler, in older ones itself.
-    resampler = getattr(self, "resampler", self)
-    is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    has_own_size = tuple(target_patch_size) == tuple(self.base_patch_size)
-    if not is_known or has_own_size or changed(LIBRARY, resampler, OWN_INVERSE):
-        return ""
-    reason = _why_not(weight, resampler.interpolation)
-    if reason is not None:
-        return reason
-    return resample_linear_kernel(
-        weight,
-        tuple(self.base_patch_size),
-        tuple(target_patch_size),
-        self.in_chans,
-        getattr(self, "channels_last", True),
-        resampler.interpolation,
-        resampler.antialias,
-    )
 
 
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
