@@ -1,11 +1,13 @@
 """Google's own release: the same tower as timm's, in both of big_vision's layouts."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 
-from tests.support.google_release import release
 from tests.support.tiny_siglip2 import FAMILY
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.pipelines import build_tower
@@ -14,45 +16,54 @@ from timm_naflex_fast.commands.measure.tower_names import channels_first
 READS_GOOGLES = tuple(map(int, timm.__version__.split(".")[:3])) >= (1, 0, 31)
 
 GOOGLES = pytest.mark.skipif(not READS_GOOGLES, reason="this timm does not read Google's form")
+WEIGHTS = Path(__file__).parents[3] / "recordings" / "siglip2_naflex_tiny" / "weights"
+TABLE = "params/img/pos_embedding"
 
 
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    sizes = dict(embed_dim=64, depth=12, num_heads=2, pos_embed_grid_size=(3, 5))
-    model = timm.create_model(FAMILY, num_classes=0, **sizes)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter)
-    return model
+@pytest.fixture
+def release():
+    """The kit's tower as big_vision writes it, with a table that is no square."""
+    arrays = dict(np.load(WEIGHTS / "big_vision.npz"))
+    return arrays | {TABLE: arrays[TABLE][:, :5]}
 
 
-def same(one, other):
-    one, other = one.state_dict(), other.state_dict()
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+@pytest.fixture
+def timms():
+    """The same as timm writes it."""
+    tensors = load_file(WEIGHTS / "timm.safetensors")
+    table = tensors["embeds.pos_embed"]
+    return tensors | {"embeds.pos_embed": table[:, :, :5]}
 
 
-def averages(arrays):
+def stacked(arrays):
+    """Each array holds both blocks, as ``scan=True`` writes them."""
+    together = {}
+    for name, array in arrays.items():
+        if "block_0" in name:
+            array = np.stack([array, arrays[name.replace("block_0", "block_1")]])
+        if "block_1" not in name:
+            together[name.replace("block_0", "block")] = array
+    return together
+
+
+def with_averages(arrays):
     """What big_vision's optimizer writes: no second tower."""
-    return {name.replace("params/", "opt/0/mu/"): 0 * array for name, array in arrays.items()}
+    averages = {name.replace("params/", "opt/0/mu/"): 0 * array for name, array in arrays.items()}
+    return arrays | averages
 
 
-# What stands beside the tower; whoever reads the text tower's, a pickle, gets an error.
-BESIDE = {
-    "nothing": lambda arrays: {},
-    "a text tower": lambda arrays: {"params/txt/Embed_0/embedding": np.array([object()])},
-    "averages": averages,
-}
+def with_text(arrays):
+    """Whoever reads the text tower, a pickle, gets an error."""
+    return arrays | {"params/txt/Embed_0/embedding": np.array([object()])}
 
 
 @GOOGLES
-@pytest.mark.parametrize(
-    ("stacked", "beside"), [(True, "nothing"), *((False, name) for name in BESIDE)]
-)
-def test_googles_release_gives_the_same_model_and_its_size(stacked, beside, model, tmp_path):
-    arrays = release(model, stacked)
-    np.savez(tmp_path / "siglip2_b16_naflex.npz", **arrays | BESIDE[beside](arrays))
+@pytest.mark.parametrize("form", [dict, stacked, with_averages, with_text])
+def test_googles_release_gives_the_same_model_and_its_size(form, release, timms, tmp_path):
+    np.savez(tmp_path / "siglip2_b16_naflex.npz", **form(release))
     loaded, words = load_model(FAMILY, tmp_path / "siglip2_b16_naflex.npz")
-    assert same(loaded, model) and loaded.blocks[0].attn.num_heads == 2
+    torch.testing.assert_close(dict(loaded.state_dict()), timms, rtol=0, atol=0)
+    assert loaded.blocks[0].attn.num_heads == 4
     assert words == "file siglip2_b16_naflex.npz: Google's image tower"
 
 
@@ -63,7 +74,7 @@ WRONG = {
         lambda arrays: {"pooled": np.ones(3), "block_0": np.ones(2)}
     ),
     "weights of one size, not of NaFlex": (
-        lambda arrays: arrays | {KERNEL: np.ones((16, 16, 3, 64), "f4")}
+        lambda arrays: arrays | {KERNEL: np.ones((8, 8, 3, 32), "f4")}
     ),
     f"KeyError: '{SCALE} is not a file": (
         lambda arrays: {name: arrays[name] for name in arrays if name != SCALE}
@@ -73,25 +84,23 @@ WRONG = {
 
 @GOOGLES
 @pytest.mark.parametrize("says", WRONG)
-def test_an_archive_that_is_not_googles_tower_is_an_error_with_names(says, model, tmp_path):
-    np.savez(tmp_path / "release.npz", **WRONG[says](release(model)))
+def test_an_archive_that_is_not_googles_tower_is_an_error_with_names(says, release, tmp_path):
+    np.savez(tmp_path / "release.npz", **WRONG[says](release))
     with pytest.raises(RuntimeError, match=says):
-        load_model(FAMILY, tmp_path / "release.npz", depth=2, embed_dim=64, num_heads=2)
+        load_model(FAMILY, tmp_path / "release.npz", depth=2, embed_dim=32, num_heads=4)
 
 
 @pytest.mark.skipif(READS_GOOGLES, reason="this timm reads Google's form")
-def test_an_older_timm_is_told(model, tmp_path):
-    np.savez(tmp_path / "release.npz", **release(model))
+def test_an_older_timm_is_told():
     with pytest.raises(RuntimeError, match=r"taken are .*Google \(with timm 1.0.31\)"):
-        load_model(FAMILY, tmp_path / "release.npz")
+        load_model(FAMILY, WEIGHTS / "big_vision.npz")
 
 
 @pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
-def test_a_model_with_channels_first_gets_the_tower_in_its_own_order(model, tmp_path):
-    np.savez(tmp_path / "release.npz", **release(model))
-    first, _ = load_model(FAMILY, tmp_path / "release.npz", patchify_channels_last=False)
-    weight = first.embeds.proj.weight.unflatten(1, (3, 16, 16))
-    assert torch.equal(weight.movedim(1, 3).flatten(1), model.embeds.proj.weight)
+def test_a_model_with_channels_first_gets_the_tower_in_its_own_order(timms):
+    first, _ = load_model(FAMILY, WEIGHTS / "big_vision.npz", patchify_channels_last=False)
+    weight = first.embeds.proj.weight.unflatten(1, (3, 8, 8))
+    assert torch.equal(weight.movedim(1, 3).flatten(1), timms["embeds.proj.weight"])
 
 
 @pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
