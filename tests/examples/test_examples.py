@@ -16,13 +16,6 @@ EXAMPLES = Path(digits.__file__).parent
 RECORD = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
 
 
-def run(script, *arguments):
-    command = [sys.executable, str(EXAMPLES / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_committed_checkpoint_holds_its_promise():
     assert digits.CHECKPOINT.stat().st_size <= 1_000_000
     assert RECORD["held_out_accuracy"] >= 0.97
@@ -35,7 +28,7 @@ def test_committed_checkpoint_holds_its_promise():
 def test_every_example_has_help(script, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [script.name, "--help"])
     # What an example needs beyond PyTorch and timm, its help does without.
-    for package in ("transformers", "onnxruntime", "openvino", "sklearn", "skimage"):
+    for package in ("sklearn", "skimage"):
         monkeypatch.setitem(sys.modules, package, None)
     with suppress(SystemExit):
         runpy.run_path(str(script), run_name="__main__")
@@ -46,7 +39,8 @@ def test_every_example_has_help(script, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_drift_report_on_the_digits(tmp_path, children):
-    out = run("drift_report.py", "--json", str(tmp_path / "drift.json"))
+    command = [sys.executable, EXAMPLES / "drift_report.py", "--json", tmp_path / "drift.json"]
+    out = subprocess.check_output(command, text=True)
     (calls,) = children()
     for mode in ("matmul", "interpolate_cached", "grid_sample"):
         assert ("pos_embed", mode) in calls
@@ -63,24 +57,3 @@ def test_drift_report_on_the_digits(tmp_path, children):
         assert drift[exact]["embed_max_abs"] <= 2e-6
     assert drift["grid_sample"]["embed_rel_rms"] > 0.01
     assert drift["grid_sample"]["agreement"] < 1
-
-
-@pytest.mark.slow
-def test_four_forms_agree_and_are_timed():
-    out = run("four_forms.py", "--rounds", "3")
-    facts, _, *lines = out.splitlines()
-    assert facts.endswith("; 1 thread(s), 3 rounds")
-    table = [line.split() for line in lines]
-    assert [form for form, *_ in table] == ["loop", "grouped_conv1d", "frozen_1x1", "matmul"]
-    for _, median, fastest, slowest, _, difference, *_ in table:
-        assert float(fastest) <= float(median) <= float(slowest)
-        assert float(difference) <= 2e-6
-
-
-@pytest.mark.slow
-def test_siglip2_is_right_in_both_runtimes():
-    for module in ("transformers", "onnxscript", "onnxruntime", "openvino"):
-        pytest.importorskip(module)
-    out = run("export_siglip2_transformers.py")
-    assert "{('pos_embed', 'matmul'): 1}" in out
-    assert out.count("largest difference") == 4
