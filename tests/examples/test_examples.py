@@ -10,7 +10,13 @@ from pathlib import Path
 
 import digits
 import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
+
+from tests.support import tiny_siglip2
+from tests.support.running import ran
 
 EXAMPLES = Path(digits.__file__).parent
 RECORD = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
@@ -57,3 +63,32 @@ def test_drift_report_on_the_digits(tmp_path, children):
         assert drift[exact]["embed_max_abs"] <= 2e-6
     assert drift["grid_sample"]["embed_rel_rms"] > 0.01
     assert drift["grid_sample"]["agreement"] < 1
+
+
+def test_siglip2_embed_gives_what_transformers_gives_for_each_picture_alone(
+    tmp_path, monkeypatch, capsys
+):
+    transformers = pytest.importorskip("transformers")
+    tower = tiny_siglip2.tower(patch_size=16)
+    processor = transformers.Siglip2ImageProcessor(max_num_patches=40)
+    want = []
+    for number, size in enumerate([(90, 200), (160, 64), (128, 128)]):
+        picture = Image.effect_noise(size, 80).convert("RGB")
+        picture.save(tmp_path / f"{number}.png")
+        with torch.no_grad():
+            want.append(tower(**processor([picture], return_tensors="pt")).pooler_output)
+    (tmp_path / "3.png").write_text("no picture")
+    tower.save_pretrained(tmp_path / "tower")
+    processor.save_pretrained(tmp_path / "tower")
+
+    options = f"--library transformers --max-seq-len 40 --model {tmp_path / 'tower'} --batch-size 2"
+    out = str(tmp_path / "embeddings.safetensors")
+    monkeypatch.setattr(
+        "sys.argv", ["siglip2_embed.py", str(tmp_path), "--out", out, *options.split()]
+    )
+    with ran("matmul"):
+        runpy.run_path(str(EXAMPLES / "siglip2_embed.py"), run_name="__main__")
+    assert "3 embeddings, 1 pictures skipped" in capsys.readouterr().out
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["paths"]) == ["0.png", "1.png", "2.png"]
+        torch.testing.assert_close(file.get_tensor("embeddings"), torch.cat(want))
