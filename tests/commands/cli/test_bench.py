@@ -3,18 +3,17 @@
 import json
 import re
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import timm
 
+from tests.support.json_page import named
 from tests.support.running import ran
 from timm_naflex_fast.commands.cli import main as cli
 from timm_naflex_fast.commands.measure.bench import model as of_model
 
 NAME = "naflexvit_base_patch16_gap"
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "json.md"
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
@@ -28,12 +27,6 @@ def tiny(monkeypatch):
 
 def bench(words, *more):
     return cli.main(["bench", "--model", NAME, *words.split(), *map(str, more)])
-
-
-def named(section):
-    """The fields that a section of the page names."""
-    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
-    return set(re.findall(r"`([^`]+)`", text))
 
 
 @ran("matmul")
@@ -55,14 +48,6 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
     for stock, ours in zip(record["rows"][::2], record["rows"][1::2]):
         assert ours["times_faster"] == stock["median_ms"] / ours["median_ms"]
         assert ours["first_quartile_ms"] <= ours["median_ms"] <= ours["third_quartile_ms"]
-
-
-@ran("matmul")
-def test_json_on_stdout_is_one_object(capsys):
-    assert bench("--batch-size 1 --max-seq-len 9 16 --phase infer --modes matmul --json -") == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [one["contender"] for one in rows] == ["matmul", "matmul"]  # one at each length
-    assert not any("times_faster" in one for one in rows)
 
 
 @ran("matmul")

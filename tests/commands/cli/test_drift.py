@@ -1,18 +1,17 @@
 """``naflex-fast drift`` from end to end."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.json_page import named
 from tests.support.running import ran
 from timm_naflex_fast.commands.cli import main as cli
 from timm_naflex_fast.commands.measure.contenders import CONTENDERS
 from timm_naflex_fast.names import STRATEGY_NAMES
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "json.md"
 SMALL = (
     "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 16 "
     "--model-kwargs depth=1 embed_dim=48 num_heads=2"
@@ -53,10 +52,9 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, cap
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["survey"]["images"] == 4
     assert {*CONTENDERS} == {*report["survey"]["drift"]}
-    (text,) = re.findall(r"^## drift\n(.*?)^In `against`", PAGE.read_text(), re.M | re.S)
-    named = {*re.findall(r"`([^`]+)`", text)} - {"--against", "against", "null", "stock"}
     survey = report["survey"]
-    assert named == {*report, *survey, *survey["drift"]["matmul"], *survey["grids"][0]}
+    found = {*report, *survey, *survey["drift"]["matmul"], *survey["grids"][0]}
+    assert found == named("drift", end="In `against`") - {"--against", "against", "null", "stock"}
     assert report["weights"].startswith("random")
     assert len(report["skipped"]) == 1
     assert report["made"]["command"].startswith("naflex-fast drift --model")

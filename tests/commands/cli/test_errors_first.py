@@ -65,7 +65,6 @@ WRONG = {
     "run": "the following arguments are required: SCRIPT",
     "info --fast": "unrecognized arguments: --fast",
     "bnech": "invalid choice: 'bnech' .*; did you mean bench?",
-    "drift --aginst transformers": "unrecognized arguments: --aginst transformers; did you mean --against?",
     "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
     "bench MODEL --modes matmull": "invalid choice: 'matmull' .*; did you mean matmul?",
     "identify file.txt --family siglp2": "invalid choice: 'siglp2' .*; did you mean siglip2?",

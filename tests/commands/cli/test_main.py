@@ -1,7 +1,5 @@
 """The command line itself: it answers at once, and whatever stops it is one line."""
 
-import argparse
-import json
 import os
 import re
 import subprocess
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 import timm_naflex_fast
-from timm_naflex_fast.commands.cli.main import COMMANDS, call, main
+from timm_naflex_fast.commands.cli.main import COMMANDS, main
 
 
 def test_the_help_names_every_command_in_three_groups(capsys):
@@ -105,26 +103,6 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(buffering):
     assert (run.returncode, err) == (141, "")
 
 
-def found(options):
-    """A command that finds something, and is stopped."""
-    print("words")
-    options.figures.update(a=1)
-    raise KeyboardInterrupt
-
-
-def test_what_a_stopped_command_has_found_goes_to_stdout_or_a_file_if_asked_for(tmp_path, capsys):
-    file = tmp_path / "found.json"
-    assert call("naflex-fast", found, argparse.Namespace(json=str(file))) == 130
-    assert json.loads(file.read_text()) == {"a": 1}
-    call("naflex-fast", found, argparse.Namespace(json=None))
-    assert capsys.readouterr().out == "words\n" * 2
-
-    call("naflex-fast", found, argparse.Namespace(json="-"))
-    out, err = capsys.readouterr()
-    assert json.loads(out) == {"a": 1}
-    assert err == "words\nnaflex-fast: interrupted\n"
-
-
 # What could be typed before the options of the measuring commands became fewer, and still can be.
 MODEL = "--model vit_tiny_patch16_224 --checkpoint a.pth --model-kwargs depth=1 b=x"
 SPELLINGS = [
@@ -159,10 +137,3 @@ def test_every_spelling_of_before_is_read(monkeypatch):
         (options,) = read.call_args.args
         assert options.command == f"naflex-fast {words}"
         assert not any("contender" in name for name in vars(options))
-
-
-def test_no_help_names_an_older_option(capsys):
-    for name in ("drift", "bench", "record"):
-        with pytest.raises(SystemExit):
-            main([name, "--help"])
-        assert "contender" not in capsys.readouterr().out

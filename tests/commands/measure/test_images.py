@@ -33,8 +33,8 @@ def test_16_bits_are_scaled_to_the_same_picture_in_8(suffix, tmp_path):
 )
 def test_numbers_of_another_kind_make_a_picture_unreadable(values, tmp_path):
     Image.fromarray(values).save(tmp_path / "a.tif")
-    with pytest.raises(ValueError, match=r"a\.tif: its numbers are neither 8 nor 16 bits"):
-        photo_batch(small_vit(in_chans=3), tmp_path)
+    with pytest.raises(ValueError, match="its numbers are neither 8 nor 16 bits"):
+        convert(Image.open(tmp_path / "a.tif"), "RGB")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
@@ -55,84 +55,34 @@ def test_damaged_exif_data_turn_nothing(data, tmp_path):
     assert convert(Image.open(tmp_path / "a.jpg"), "L").size == (40, 24)
 
 
-def test_what_cannot_be_read_is_among_what_was_skipped(photos):
-    (photos / "dead.png").symlink_to("nowhere")
-    (photos / "text.png").write_text("no image")
-    (photos / "notes.txt").touch()  # is no image
-    transform = eval_transform(small_vit(in_chans=3), 16)
-    skipped = []
-    batches = naflex_batches(image_sources(photos), transform, 16, 3, skipped)
-    assert [len(batch["patches"]) for batch, _ in batches] == [3, 1]
-    assert [line.split(":")[0] for line in skipped] == ["dead.png", "text.png"]
-
-
-def photo_batch(model, folder):
-    transform = eval_transform(model, 16)
-    ((batch, _),) = naflex_batches(image_sources(folder), transform, 16, 9, [])
-    return batch
-
-
-needs_order = pytest.mark.skipif(
-    not hasattr(small_vit().embeds, "channels_last"), reason="this timm knows one order of a patch"
-)
-
-
-@needs_order
-def test_a_model_with_channels_first_gets_its_own_patches(photos):
-    last = small_vit(in_chans=3).eval()
-    first = small_vit(in_chans=3, patchify_channels_last=False).eval()
-    state = last.state_dict()
-    weight = state["embeds.proj.weight"]
-    height, width = last.embeds.patch_size
-    state["embeds.proj.weight"] = weight.unflatten(1, (height, width, 3)).movedim(3, 1).flatten(1)
-    first.load_state_dict(state)
-    with torch.no_grad():
-        expected = last(photo_batch(last, photos))
-        torch.testing.assert_close(first(photo_batch(first, photos)), expected)
-
-
 OVERLAY = dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
-# Each setting of a model, with what timm's own transform is given for it, and the pictures' mode.
+NEAREST = dict(interpolation="nearest")
+# What a model's data configuration says, and what of it timm's own transform is given.
 SETTINGS = {
-    "patch size": (dict(patch_size=(4, 2)), dict(patch_size=(4, 2)), "RGB"),
-    "mean and deviation": (dict(pretrained_cfg_overlay=OVERLAY), OVERLAY, "RGB"),
-    "gray": (
-        dict(pretrained_cfg_overlay=OVERLAY, in_chans=1),
-        dict(mean=(0.1,), std=(0.4,)),
-        "L",
-    ),
-    "filter": (
-        dict(pretrained_cfg_overlay=dict(interpolation="nearest")),
-        dict(interpolation="nearest"),
-        "RGB",
-    ),
-    "crop, which NaFlex has not": (dict(pretrained_cfg_overlay=dict(crop_pct=0.5)), {}, "RGB"),
+    "mean and deviation": (OVERLAY, OVERLAY),
+    "filter": (NEAREST, NEAREST),
+    "crop, which NaFlex has not": (dict(crop_pct=0.5), {}),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_setting_of_the_model_that_makes_patches_is_followed(name, photos):
-    options, own, mode = SETTINGS[name]
-    sizes = dict(depth=1, embed_dim=24, num_heads=2, num_classes=0)
-    model = timm.create_model(FAMILY, **sizes, **options)
-    batch = photo_batch(model, photos)
+    """tests/test_pictures.py has the size, the order and the colours of a patch."""
+    overlay, own = SETTINGS[name]
+    model = timm.create_model(FAMILY, depth=1, embed_dim=24, pretrained_cfg_overlay=overlay)
+    sources = image_sources(photos)
+    ((batch, _),) = naflex_batches(sources, eval_transform(model, 16), 16, 9, [])
     settings = dict(patch_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic")
     transform = timm.data.create_transform(
         224, naflex=True, patchify=True, max_seq_len=16, **settings | own
     )
-    for number, (_, load) in enumerate(image_sources(photos)):
-        expected = transform(load().convert(mode))["patches"]
-        valid = batch["patch_valid"][number]
-        assert torch.equal(batch["patches"][number][valid], expected)
+    for (_, load), patches, valid in zip(sources, batch["patches"], batch["patch_valid"]):
+        assert torch.equal(patches[valid], transform(load().convert("RGB"))["patches"])
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (dict(in_chans=4), "the model takes 4 channels; pictures have 1 or 3"),
-        (dict(embed_proj_type="conv"), "is a convolution, which takes no patches; valid: embed_pr"),
-    ],
-)
-def test_a_model_that_pictures_cannot_be_given_to_is_told(options, says, photos):
-    with pytest.raises(ValueError, match=says):
-        photo_batch(small_vit(**options), photos)
+def test_a_model_that_takes_no_patches_is_told():
+    """tests/test_pictures.py asks for other channels than pictures have."""
+    with pytest.raises(
+        ValueError, match="is a convolution, which takes no patches; valid: embed_pr"
+    ):
+        eval_transform(small_vit(embed_proj_type="conv"), 16)

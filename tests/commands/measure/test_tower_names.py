@@ -90,19 +90,6 @@ def test_an_archive_that_is_not_googles_tower_is_an_error_with_names(says, relea
         load_model(FAMILY, tmp_path / "release.npz", depth=2, embed_dim=32, num_heads=4)
 
 
-@pytest.mark.skipif(READS_GOOGLES, reason="this timm reads Google's form")
-def test_an_older_timm_is_told():
-    with pytest.raises(RuntimeError, match=r"taken are .*Google \(with timm 1.0.31\)"):
-        load_model(FAMILY, WEIGHTS / "big_vision.npz")
-
-
-@pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
-def test_a_model_with_channels_first_gets_the_tower_in_its_own_order(timms):
-    first, _ = load_model(FAMILY, WEIGHTS / "big_vision.npz", patchify_channels_last=False)
-    weight = first.embeds.proj.weight.unflatten(1, (3, 8, 8))
-    assert torch.equal(weight.movedim(1, 3).flatten(1), timms["embeds.proj.weight"])
-
-
 @pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
 def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_order():
     pytest.importorskip("transformers")

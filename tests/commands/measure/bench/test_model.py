@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from timm.data.naflex_dataset import NaFlexCollator
 
 import timm_naflex_fast
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.bench import model as of_model
-from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.models import load_model
 
 ROUNDS = 3
@@ -60,20 +58,13 @@ def test_a_model_that_pools_nothing_is_timed_too(monkeypatch):
         assert measure(model, "matmul", phase=phase)["matmul"]["median_ms"] > 0
 
 
-def test_the_batch_is_what_timms_collator_makes(tiny):
-    grids = [(8, 8), (5, 9), (10, 3)]
-    coords = [coordinates([grid])[0] for grid in grids]
-    samples = []
-    for coord in coords:
-        patches = torch.zeros(len(coord), 768)
-        valid = torch.ones(len(coord)).bool()
-        samples.append((dict(patches=patches, patch_coord=coord, patch_valid=valid), 0))
-    want, _ = NaFlexCollator(max_seq_len=64)(samples)
-
-    got = of_model.random_batch(tiny, grids, 64)
-    assert got["patches"].shape == want["patches"].shape
-    for key in ("patch_coord", "patch_valid"):
-        assert torch.equal(got[key], want[key]) and got[key].dtype == want[key].dtype
+def test_a_batch_has_its_grids_and_its_length(tiny):
+    """tests/pages/test_pos_embed.py compares the coordinates' embeddings with timm's."""
+    batch = of_model.random_batch(tiny, [(8, 8), (5, 9), (10, 3)], 70)
+    assert batch["patches"].shape == (3, 70, 768)
+    assert (batch["patch_coord"].amax(1) + 1).tolist() == [[8, 8], [5, 9], [10, 3]]
+    for valid, length in zip(batch["patch_valid"], (64, 45, 30)):
+        assert valid[:length].all() and not valid[length:].any()
 
 
 def test_bfloat16_runs_under_autocast(tiny):
