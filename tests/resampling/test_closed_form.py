@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timm_naflex_fast.resampling.closed_form import LONGEST, axis_weights, divide
+from timm_naflex_fast.resampling.closed_form import axis_weights
 from timm_naflex_fast.resampling.matrices import axis_matrix
 from timm_naflex_fast.resampling.spec import ResizeSpec
 
@@ -42,18 +42,3 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7
     ones = torch.ones(n)  # float32
     torch.testing.assert_close(got.sum(1), ones, atol=5e-7, rtol=0)
-
-
-def test_a_quotient_that_is_rounded_once_stays_as_it_is():
-    for n in [1, 2, 3, 10, 37, 126, 641, LONGEST - 1, LONGEST]:
-        odd = 2 * torch.arange(float(n)) + 1
-
-        got = divide(odd, torch.tensor(float(n)), most=2 * LONGEST)
-
-        assert torch.equal(got, odd / n)
-
-
-def test_a_position_on_an_axis_of_no_cell_is_infinite():
-    got = divide(torch.tensor([-1.0, 1.0]), torch.tensor(0.0), most=2)
-
-    assert got.tolist() == [-torch.inf, torch.inf]

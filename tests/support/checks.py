@@ -60,7 +60,8 @@ def run(add, case, embeds, coord, x=None):
     x = case.x() if x is None else x
     leaf = x.requires_grad_()
     out = add(case, embeds, leaf * 1, coord)  # timm adds into an activation, not into a leaf
-    weight = torch.randn(out.shape, generator=seeded(3)).to(out)
+    how = dict(generator=seeded(3), device="cpu", dtype=torch.float32)  # whatever the defaults are
+    weight = torch.randn(out.shape, **how).to(out)
     grads = torch.autograd.grad((out * weight).sum(), [leaf, *tables(embeds)])
     return out.detach(), grads[0], grads[1:]
 

@@ -150,12 +150,12 @@ def tables(embeds):
 
 @st.composite
 def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
-    """Tables 1..20 x 1..20 (now and then large enough for taps), grids 1..40 x 1..40.
+    """Tables 1..20 x 1..20 (now and then large enough for taps, bicubic ones from 128 on), grids 1..40 x 1..40.
 
     With repeats and padding, and batches shorter than a grid.
     """
     side = st.integers(1, largest // 2)
-    long_side = st.integers(32, 48) if largest == 40 else side
+    long_side = st.integers(32, 48) | st.just(128) if largest == 40 else side
     table = draw(st.tuples(side, side) | st.tuples(long_side, side | long_side))
 
     length = st.integers(1, largest)

@@ -1,4 +1,7 @@
-"""The tokens of a batch: add embeddings to them, sum gradients over them, and tell autograd."""
+"""The tokens of a batch: add embeddings to them, sum gradients over them, and tell autograd.
+
+Tests: tests/contract/test_backends.py.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

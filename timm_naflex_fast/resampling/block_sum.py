@@ -1,4 +1,7 @@
-"""Float32 sums of many tensors that do not drift."""
+"""Float32 sums of many tensors that do not drift.
+
+Tests: tests/contract/test_unusual_tensors.py.
+"""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """How a library resizes its position table, and which of timm's methods the result follows.
 
-``tests/resampling/test_tables.py`` tests what it says, ``tests/contract`` what follows from it.
+``tests/contract`` tests what follows from it.
 """
 
 from typing import Literal, NamedTuple
