@@ -56,7 +56,7 @@ def test_the_mode_of_packed_embeddings_has_no_default():
 
 SHAPE = r"^table must have shape \(H0, W0, C\) or \(1, H0, W0, C\); got "
 NO_STRATEGY = (
-    r"^strategy='stock' is not a strategy; valid: 'interpolate_cached', 'grid_sample', 'matmul'"
+    r"^strategy='stock' is not a strategy; valid: 'matmul', 'interpolate_cached', 'grid_sample'"
 )
 MODES = "valid: 'bilinear', 'bicubic'"
 EITHER = "either patch_coord or grid_sizes"

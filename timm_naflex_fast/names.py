@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Collection
 from typing import Literal, get_args
 
-StrategyName = Literal["interpolate_cached", "grid_sample", "matmul"]
+StrategyName = Literal["matmul", "interpolate_cached", "grid_sample"]
 STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
 """Each is an object in ``strategies.py``."""
 

@@ -63,8 +63,8 @@ def interpolated(table: PositionTable, sizes: Iterable[Size], resampling: Resamp
 
 # ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
+    Strategy("matmul", sparse_sums, for_grid_sample="grid_sample"),
     Strategy("interpolate_cached", interpolated, resizes_square=True),
     Strategy("grid_sample", sparse_sums, reference=FLAG, for_grid_sample="grid_sample"),
-    Strategy("matmul", sparse_sums, for_grid_sample="grid_sample"),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

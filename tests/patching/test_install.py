@@ -79,7 +79,7 @@ def test_threads_never_see_half_a_patch():
     [
         (
             dict(mode="fast"),
-            "'fast' is not valid for mode; valid: 'stock', 'interpolate_cached', 'grid_sample'",
+            "'fast' is not valid for mode; valid: 'stock', 'matmul', 'interpolate_cached', 'grid_sample'",
         ),
         (dict(mode=nn.Linear(1, 1)), "give a model by name: enable(model=...)"),
         (

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...names import STRATEGY_NAMES
-
 BASELINE = "stock"
 CONTENDERS = {
     BASELINE: "timm's own loop",
-    **dict.fromkeys(STRATEGY_NAMES, "this package"),
-    "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
-    "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
+    "matmul": "the default of this package",
+    "interpolate_cached": "timm's own calls, once for each grid",
+    "grid_sample": "as timm's flag",
+    "timm-flag-bilinear": "timm's own flag, bilinear",
+    "timm-flag-bicubic": "timm's own flag, bicubic",
 }
 
 

@@ -23,19 +23,19 @@ HEADLINES = [
     (
         [SHRUNK],
         dict(grid_sample=MOVED, matmul=EXACT),
-        "; `grid_sample`: another result (RMS 12.00 %); `matmul`: timm's result",
+        "; timm's result: `matmul`; another: `grid_sample` (tokens off by 12.00 %, RMS)",
     ),
     ([SHRUNK], {"timm-flag-bilinear": MOVED}, ""),
     (
         [OWN],
         dict(matmul=EXACT),
-        "; `matmul`: no answer, since every image has the table's own grid, so nothing was resampled",
+        "; no answer: `matmul` (every image has the table's own grid, so nothing was resampled)",
     ),
     (
         [OWN, ENLARGED],
         dict(matmul=EXACT, grid_sample=EXACT),
-        "; `grid_sample`: no answer, since no image has a grid smaller than the table, where it does "
-        "not antialias; `matmul`: timm's result",
+        "; timm's result: `matmul`; no answer: `grid_sample` (no image has a grid smaller than the "
+        "table, where it does not antialias)",
     ),
 ]
 
@@ -45,7 +45,7 @@ def test_the_headline_says_on_how_many_images_and_gives_no_answer_that_they_do_n
     grids, figures, says
 ):
     found = {"images": 4000, "drift": {"stock": EXACT, **figures}, "grids": grids}
-    assert headline(found) == f"Images: 4,000{says}"
+    assert headline(found) == f"4,000 images{says}"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_the_page_holds_the_cells_of_the_terminal(written, measured):
 def test_what_users_named_is_text_and_no_markup_and_the_title_fits_on_a_phone(written):
     page = written
     assert (
-        "Images: 8; <code>interpolate_cached</code>: timm&#39;s result; <code>grid_sample</code>: "
+        "8 images; timm&#39;s result: <code>matmul</code>, <code>interpolate_cached</code>; another: "
         in page
     )
     assert "tiny &lt;vit&gt;" in page and "<vit>" not in page

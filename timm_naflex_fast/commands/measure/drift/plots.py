@@ -50,7 +50,7 @@ def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
         axes.set_ylim(0, 115 * largest or 1.0)  # percent
         axes.set_title(name)
     figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize="medium")
-    figure.supylabel("embeddings off by, RMS (%)", fontsize="medium")
+    figure.supylabel("tokens off by, RMS (%)", fontsize="medium")
     return figure
 
 

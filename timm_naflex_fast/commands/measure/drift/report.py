@@ -10,8 +10,8 @@ from ..output import to_json
 from .survey import Survey, is_exact, why_unknown
 
 HEADINGS = {
-    "embed_rel_rms": "embeddings, RMS",
-    "embed_max_abs": "embeddings, largest",
+    "embed_rel_rms": "tokens, RMS",
+    "embed_max_abs": "tokens, largest",
     "pooled_cosine_distance": "output, 1 - cosine",
     "neighbours": "same nearest image",
     "agreement": "same class",
@@ -26,19 +26,25 @@ def headline(survey: Survey) -> str:
 
     Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    answers = [f"Images: {survey['images']:,}"]
+    same = []
+    others = []
+    unknown = []
     for name in STRATEGY_NAMES:
         if name not in survey["drift"]:
             continue
         why = why_unknown(survey, name)
         if not is_exact(survey, name):
-            moved = percent(survey["drift"][name]["embed_rel_rms"])
-            answers.append(f"`{name}`: another result (RMS {moved})")
+            off = percent(survey["drift"][name]["embed_rel_rms"])
+            others.append(f"`{name}` (tokens off by {off}, RMS)")
         elif why:
-            answers.append(f"`{name}`: no answer, since {why}")
+            unknown.append(f"`{name}` ({why})")
         else:
-            answers.append(f"`{name}`: timm's result")
-    return "; ".join(answers)
+            same.append(f"`{name}`")
+    answer = f"{survey['images']:,} images"
+    for words, names in (("timm's result", same), ("another", others), ("no answer", unknown)):
+        if names:
+            answer += f"; {words}: {', '.join(names)}"
+    return answer
 
 
 def percent(value: float) -> str:
@@ -70,7 +76,7 @@ def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list
 
     Args:
         survey: what was measured.
-        record: what report.json holds: see docs/commands.md.
+        record: what report.json holds: see docs/json.md.
         folder: is there.
 
     Raises:
