@@ -4,7 +4,6 @@ again afterwards."""
 import math
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3
 radio = pytest.importorskip("transformers.models.radio.modeling_radio")
 hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
 MODES = ["matmul", "interpolate_cached"]
-OURS = "timm_naflex_fast.patching.transformers_methods"
 TOWERS = {
     "siglip2": (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings"),
     "cosmos3": (cosmos3.Cosmos3EdgeVisionEmbeddings, "resize_positional_embeddings"),
@@ -228,21 +226,6 @@ def test_a_newer_release(monkeypatch):
     monkeypatch.setattr(cls, name, staticmethod(defined_in(siglip2, resize)))
     with pytest.raises(RuntimeError, match=r"Siglip2Vision.* reads what it did not, .*arange"):
         enable(library="transformers")
-
-
-@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-def test_on_a_device_that_lacks_an_operator_transformers_code_runs(monkeypatch):
-    model = made("siglip2")
-    want = embed("siglip2", model)
-    lacks = Mock(side_effect=NotImplementedError("Could not run 'aten::mm' here"))
-    monkeypatch.setattr(f"{OURS}.resample_pos_embeds", lacks)
-    with enable(library="transformers"):
-        assert torch.equal(embed("siglip2", model), want)
-        assert status().fallbacks == {"a device without aten::mm": 1}
-        assert status().calls == {("pos_embed", "stock"): 1}
-        lacks.side_effect = NotImplementedError("by the user")
-        with pytest.raises(NotImplementedError, match="by the user"):
-            embed("siglip2", model)
 
 
 TIMM_ALONE = """

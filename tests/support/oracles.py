@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from timm_naflex_fast.patching.counts import call_counts
+from timm_naflex_fast.patching import counts
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import axis_matrix
 from timm_naflex_fast.resampling.spec import LOOP, factorized_spec, learned_spec
@@ -283,9 +283,11 @@ def uses(model):
 
     Counted while it runs, and its result must be that one's.
     """
-    before = call_counts.calls.copy()
+    before = counts.call_counts.calls.copy()
     got = embed(model)
-    ran = {strategy for (step, strategy) in call_counts.calls - before if step == "pos_embed"}
+    ran = {
+        strategy for (step, strategy) in counts.call_counts.calls - before if step == "pos_embed"
+    }
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     by_timm = STOCK["_apply_learned_naflex_pos_embed"]
     with torch.no_grad():

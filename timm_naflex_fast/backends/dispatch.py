@@ -12,7 +12,7 @@ In a graph of ``traceable`` every strategy computes the result of its ``referenc
 
 The way of a call in eager code, where the table is frozen and its grids came before::
 
-    timm's method -> decide.serve              asks whether ours runs, and counts after it
+    timm's method -> decide.Replacement        asks whether ours runs, and counts after it
                   -> dispatch.add              checks the shapes, picks a backend
                   -> layout.Coordinates.plan   reads the grids, and which samples share one
                   -> eager.add_plan            nobody trains and no mode watches: no word to autograd

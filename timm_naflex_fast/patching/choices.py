@@ -14,8 +14,9 @@ Tests: tests/patching/test_install.py.
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary
 
@@ -98,8 +99,8 @@ class Counts:
 class Choice:
     """What one ``enable()``, or one ``disable(model)``, has chosen.
 
-    A copy of a model (an EMA) shares the choices of the model. In a pickle each is None, which a
-    process without this package can read.
+    A copy of a model (an EMA) shares the choices of the model. In a pickle each is one that has
+    ended, which a process without this package can read.
     """
 
     settings: Settings
@@ -114,8 +115,8 @@ class Choice:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Choice":
         return self
 
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(None), ()
+    def __reduce__(self) -> tuple[type, tuple[()], dict[str, bool]]:
+        return SimpleNamespace, (), {"ended": True}
 
 
 all_choices: WeakValueDictionary[int, Choice] = WeakValueDictionary()
@@ -135,11 +136,11 @@ def libraries_in_use() -> set[Any]:
     return used
 
 
-def put(choice: Choice, places: Sequence[Any]) -> None:
+def put(choice: Choice, places: Iterable[Any]) -> None:
     """Let a choice hold from now on: for these modules, or for every model of these libraries."""
     choice.places.update(places)
     all_choices[id(choice)] = choice
-    for place in places:
+    for place in list(choice.places):
         vars(place)[CHOICES_ATTRIBUTE] = (*_left(place), choice)
 
 
@@ -161,9 +162,8 @@ def _left(place: Any) -> tuple[Choice, ...]:
     never hold again.
     """
     left: list[Choice] = []
-    for choice in vars(place).get(CHOICES_ATTRIBUTE) or ():
-        # None: of a module that was unpickled.
-        if choice is not None and not choice.ended:
+    for choice in vars(place).get(CHOICES_ATTRIBUTE, ()):
+        if not choice.ended:
             if choice.handle() is None:
                 left.clear()
             left.append(choice)

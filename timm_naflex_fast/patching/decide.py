@@ -1,11 +1,8 @@
 """What serves a call: ours, as chosen, or the library's own code.
 
-Every function that we put in a library hands its calls to ``serve``.
-
 Tests: tests/patching/test_status.py.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +22,8 @@ class Replacement:
     """What takes the place of one method or function of a library.
 
     As a decorator it says what computes: a function (strategy, *arguments of the method) that
-    gives the method's result. Or it says in words why the library's own code has to run: "" where
-    that is as it should be.
+    gives the method's result. Or it says in words why the library's own code has to run, which is a
+    RuntimeError under ``enable(strict=True)``.
     """
 
     library: Library
@@ -46,7 +43,32 @@ class Replacement:
         """Let this function compute, from ``enable()`` on."""
 
         def function(*arguments: Any, **options: Any) -> Any:
-            return serve(self, arguments, options)
+            """The result by ours, or by the library's own code, as chosen.
+
+            It is counted once: before the library's own code, or after ours.
+            """
+            module = arguments[0] if arguments else None
+            settings = settings_for(module, self.library)
+            if self.is_static and isinstance(module, nn.Module):
+                arguments = arguments[1:]
+            mode = getattr(settings, self.component)
+            strategy = self.strategies.get(mode, "stock")
+            own = self.key
+            reason = ""
+            if strategy != "stock":
+                result = compute(strategy, *arguments, **options)
+                if not isinstance(result, str):
+                    counts.record_call(self.component, strategy, "", self.library.name)
+                    return result
+                reason = result
+                if settings.strict:
+                    raise RuntimeError(
+                        f"{reason} needs {self.library.name}'s own code, and enable(strict=True) "
+                        "forbids it"
+                    )
+                own = self.own.get(mode, own)
+            counts.record_call(self.component, "stock", reason, self.library.name)
+            return self.library.replacements[own].original(*arguments, **options)
 
         self.compute = compute
         self.function = function
@@ -56,7 +78,7 @@ class Replacement:
 
 def settings_for(module: Any, library: Library) -> Settings:
     """What the user chose for this module, else for every model; only the latter, if it is none."""
-    own: Any = ()
+    choices = getattr(library, CHOICES_ATTRIBUTE, ())
     is_traced = torch.compiler.is_dynamo_compiling()
     if is_traced:
         graphs.note_guard_filter()
@@ -64,63 +86,10 @@ def settings_for(module: Any, library: Library) -> Settings:
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
         if is_traced:
-            own = getattr(module, CHOICES_ATTRIBUTE, ())
+            choices += getattr(module, CHOICES_ATTRIBUTE, ())
         else:
-            own = module.__dict__.get(CHOICES_ATTRIBUTE, ())
-    for choices in (own, getattr(library, CHOICES_ATTRIBUTE, ())):
-        # None: of a module that was unpickled.
-        for choice in reversed(choices or ()):
-            if choice is not None and not choice.ended:
-                return choice.settings
+            choices += module.__dict__.get(CHOICES_ATTRIBUTE, ())
+    for choice in reversed(choices):
+        if not choice.ended:
+            return choice.settings
     return STOCK
-
-
-def serve(replacement: Replacement, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """The result of a method: by ours, or by the library's own code, as chosen.
-
-    It is counted once: before the library's own code, or after ours.
-
-    Args:
-        replacement: of the method, or function.
-        arguments: of the method; first the module that has it.
-        options: its arguments by name.
-
-    Raises:
-        RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
-    """
-    library = replacement.library
-    module = arguments[0] if arguments else None
-    settings = settings_for(module, library)
-    mode = getattr(settings, replacement.component)
-    strategy = replacement.strategies.get(mode, "stock")
-    if replacement.is_static and isinstance(module, nn.Module):
-        arguments = arguments[1:]
-    own = replacement.key
-    reason = ""
-    if strategy != "stock":
-        result = _by_ours(replacement, strategy, arguments, options)
-        if not isinstance(result, str):
-            counts.record_call(replacement.component, strategy, "", library.name)
-            return result
-        reason = result
-        if reason and settings.strict:
-            raise RuntimeError(
-                f"{reason} needs {library.name}'s own code, and enable(strict=True) forbids it"
-            )
-        own = replacement.own.get(mode, own)
-    counts.record_call(replacement.component, "stock", reason, library.name)
-    return library.replacements[own].original(*arguments, **options)
-
-
-def _by_ours(
-    replacement: Replacement, strategy: str, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> Any:
-    """The result of ours; or in words why the library's own code has to run."""
-    try:
-        return replacement.compute(strategy, *arguments, **options)
-    except NotImplementedError as error:
-        # PyTorch names the operator; any other is an error of the user's, as of a hook.
-        operator = re.search(r"aten[.:]+\w+", str(error))
-        if operator is None:
-            raise
-        return f"a device without {operator.group()}"

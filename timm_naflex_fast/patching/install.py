@@ -13,13 +13,14 @@ import importlib
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from ..resampling import kept
+from . import counts
 from .choices import (
     CHOICES_ATTRIBUTE,
     STOCK,
@@ -34,10 +35,9 @@ from .choices import (
     parse_settings,
     put,
 )
-from .counts import call_counts, warn
 from .decide import Replacement, settings_for
 from .graphs import forget_graphs
-from .library import BEFORE, Library, hidden, is_ours
+from .library import BEFORE, Library, hidden, is_ours, known_libraries
 from .not_served import not_served
 from .releases import check_supported
 
@@ -48,8 +48,6 @@ NONE_OF = (
     "no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings, Cosmos3EdgeVisionEmbeddings, "
     "RadioPatchEmbeddings, HunYuanVLVisionPatchEmbed"
 )
-
-known_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
 def _import_library(name: str, *, all_parts: bool) -> Library:
@@ -74,7 +72,7 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
         raise RuntimeError(
             f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}"
         ) from error
-    return known_libraries.setdefault(name, library)
+    return library
 
 
 def imported_libraries() -> list[Library]:
@@ -119,13 +117,11 @@ def _put_on(library: Library) -> bool:
 def take_off_unneeded() -> None:
     """Put a library's own functions back where no choice needs ours, but for what is under another
     package's; and count what runs for the newest choice."""
-    counts = Counts()
+    counts.call_counts = Counts()
     for choice in holding():
-        counts = choice.counts
-    call_counts.calls = counts.calls
-    call_counts.fallbacks = counts.fallbacks
+        counts.call_counts = choice.counts
     needed = libraries_in_use()
-    for library in known_libraries.values():
+    for library in known_libraries:
         if library not in needed:
             for owner, name, replacement in _places(library, is_ours):
                 setattr(owner, name, replacement.replaced)
@@ -237,19 +233,19 @@ def enable(
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
-    modules: dict[Library, list[nn.Module]] = {}
+    places: Mapping[Library, Sequence[Any]]
     if model is None:
         names = (library,) if isinstance(library, str) else library
         for name in names:
             check_name("library", name, LIBRARIES)
         libraries = [_import_library(name, all_parts=True) for name in names]
+        places = {each: [each] for each in libraries}
     else:
-        modules = modules_of(model)
-        libraries = list(modules)
-    for each in libraries:
+        places = modules_of(model)
+    for each in places:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
     if strict and model is not None and settings.pos_embed != "stock":
-        sentences = not_served(libraries, map(type, model.modules()))
+        sentences = not_served(places, map(type, model.modules()))
         if sentences:
             raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
@@ -259,17 +255,17 @@ def enable(
     with lock:
         if settings != STOCK:
             # All is checked before the first is replaced.
-            for each in libraries:
+            for each, holders in places.items():
                 check_supported(each)
-                for sentence in hidden(each, modules.get(each, [])):
+                for sentence in hidden(each, holders):
                     message = f"{sentence} and stays in force; {BEFORE}"
                     if strict:
                         raise RuntimeError(f"{message}. Nothing was changed")
-                    warn(message)
-            for each in libraries:
+                    counts.warn(message)
+            for each in places:
                 replaced |= _put_on(each)
-            choice.libraries = tuple(libraries)
-        put(choice, list(itertools.chain(*modules.values())) or libraries)
+            choice.libraries = tuple(places)
+        put(choice, itertools.chain(*places.values()))
         take_off_unneeded()
     forget_graphs(replaced=replaced)
     return handle
@@ -290,18 +286,18 @@ def disable(model: nn.Module | None = None) -> None:
     >>> status().replaced
     {}
     """
-    modules = {} if model is None else modules_of(model)
+    places = {} if model is None else modules_of(model)
     with lock:
         if model is None:
             kept.clear_all()
             for choice in holding():
                 end(choice)
-        elif any(settings_for(None, library) != STOCK for library in modules):
-            counts = holding()[-1].counts  # what was counted goes on
-            own = Choice(STOCK, counts=counts, is_for_model=True)
-            put(own, list(itertools.chain(*modules.values())))
+        elif any(settings_for(None, library) != STOCK for library in places):
+            # What was counted goes on.
+            own = Choice(STOCK, counts=counts.call_counts, is_for_model=True)
+            put(own, itertools.chain(*places.values()))
         else:
-            for module in itertools.chain(*modules.values()):
+            for module in itertools.chain(*places.values()):
                 vars(module).pop(CHOICES_ATTRIBUTE, None)
         take_off_unneeded()
     forget_graphs()

@@ -4,7 +4,7 @@ Nothing here changes anything. Tests: tests/patching/test_install.py.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -34,6 +34,9 @@ class Library:
     # Each is a ``Replacement``: see ``decide``.
     replacements: dict[Key, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        known_libraries.append(self)
+
     def owners(self) -> dict[Key, Any]:
         """The class or module of Python that each method is in that we replace; of what is loaded."""
         owners = {key: owner_of(key[0]) for key in self.replacements}
@@ -41,8 +44,7 @@ class Library:
 
     def classes(self) -> tuple[type, ...]:
         """Those of them that are classes."""
-        owners = [owner_of(path) for path, _ in self.replacements]
-        return tuple(owner for owner in owners if isinstance(owner, type))
+        return tuple(owner for owner in self.owners().values() if isinstance(owner, type))
 
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.
@@ -54,6 +56,9 @@ class Library:
             function = vars(function).get("__wrapped__")
         return home_of(function).partition(".")[0] == self.name
 
+
+known_libraries: list[Library] = []
+"""Those that were enabled or looked at."""
 
 BEFORE = "to put that over ours, call enable() before"
 """What to do about a method that another package has put there."""
@@ -106,19 +111,18 @@ def named(where: str, function: Any) -> str:
     return f"{where} is {home_of(function) or kind.__module__}.{by}"
 
 
-def hidden(library: Library, modules: list[Any]) -> list[str]:
+def hidden(library: Library, modules: Sequence[Any]) -> list[str]:
     """What these modules, or their own classes, have in place of the library's, in sentences."""
     sentences: dict[str, bool] = {}  # in order
     for (_, name), owner in library.owners().items():
         for module in having(owner, modules):
             function = getattr(module, name)
-            is_own = getattr(function, "__func__", function) is getattr(owner, name)
-            if not is_own and not calls_ours(function, name):
+            if not (library.wrote(function) or calls_ours(function, name)):
                 sentences[named(f"one {type(module).__name__}.{name}", function)] = True
     return list(sentences)
 
 
-def having(owner: Any, modules: list[Any]) -> list[Any]:
+def having(owner: Any, modules: Sequence[Any]) -> list[Any]:
     """Those of the modules that have this class's methods; a module of Python is none."""
     if not isinstance(owner, type):
         return []

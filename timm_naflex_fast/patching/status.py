@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from . import graphs
+from . import counts, graphs
 from .choices import (
     STOCK,
     VALID_MODES,
@@ -17,7 +17,6 @@ from .choices import (
     libraries_in_use,
     lock,
 )
-from .counts import call_counts
 from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
 from .library import Library, calls_ours, having, hidden
@@ -130,8 +129,8 @@ def status(model: nn.Module | None = None) -> Status:
             replaced=replaced,
             timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch=torch.__version__,
-            calls=dict(call_counts.calls),
-            fallbacks=dict(call_counts.fallbacks),
+            calls=dict(counts.call_counts.calls),
+            fallbacks=dict(counts.call_counts.fallbacks),
             notes=tuple(notes),
             scope="every model" if model is None else f"this {type(model).__name__}",
         )

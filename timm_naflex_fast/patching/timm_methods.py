@@ -126,22 +126,17 @@ LIBRARY = Library(
 )
 
 
-def learned_table(embeds: Any) -> PositionTable:
-    """One part, of cells."""
-    return PositionTable((embeds.pos_embed,))
-
-
-def factorized_table(embeds: Any) -> PositionTable:
-    """Two parts, of rows and of columns."""
-    return PositionTable((embeds.pos_embed_y, embeds.pos_embed_x))
-
-
 def tables_of(embeds: Any) -> PositionTable | None:
-    """The position table of a NaFlexEmbeds, in one part or two; None if it has none."""
-    if embeds.pos_embed_type == "learned":
-        return learned_table(embeds)
-    if embeds.pos_embed_type == "factorized":
-        return factorized_table(embeds)
+    """The position table of a NaFlexEmbeds, in one part or two; None if it has none.
+
+    Each parameter is read once: a parametrization computes it at each reading.
+    """
+    table = embeds.pos_embed
+    if table is not None:
+        return PositionTable((table,))
+    rows = embeds.pos_embed_y
+    if rows is not None:
+        return PositionTable((rows, embeds.pos_embed_x))
     return None
 
 
@@ -160,10 +155,11 @@ def resize_spec(embeds: Any, table: PositionTable, *, by_flag: bool) -> ResizeSp
     )
 
 
-def _add(
-    strategy: str, embeds: Any, table: PositionTable, x: Tensor, layout: TokenLayout
-) -> str | None:
+def _add(strategy: str, embeds: Any, x: Tensor, layout: TokenLayout) -> str | None:
     """Add the table, resampled as chosen, to the tokens; or say why timm's own code has to."""
+    table = tables_of(embeds)
+    if table is None:
+        return "embeddings without a position table"
     tensors = (x, *table.parts)
     if isinstance(layout, Coordinates):
         tensors += (layout.values,)
@@ -198,28 +194,18 @@ def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replac
 
 @_adds(LEARNED_BY_FLAG, FLAG_STRATEGIES)
 @_adds("_apply_learned_naflex_pos_embed", BATCH_STRATEGIES, by_flag=LEARNED_BY_FLAG)
-def add_learned(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
+@_adds(FACTORIZED_BY_FLAG, FLAG_STRATEGIES)
+@_adds("_apply_factorized_naflex_pos_embed", BATCH_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
+def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    return _add(strategy, self, learned_table(self), x, Coordinates(patch_coord))
+    return _add(strategy, self, x, Coordinates(patch_coord))
 
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
-def add_learned_plain(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | None:
-    """Modifications: the chosen strategy, "matmul" for "grid_sample"."""
-    return _add(strategy, self, learned_table(self), x, OneGrid(*grid_size))
-
-
-@_adds(FACTORIZED_BY_FLAG, FLAG_STRATEGIES)
-@_adds("_apply_factorized_naflex_pos_embed", BATCH_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
-def add_factorized(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
-    """Modifications: as in add_learned."""
-    return _add(strategy, self, factorized_table(self), x, Coordinates(patch_coord))
-
-
 @_adds("_apply_factorized_pos_embed", IMAGE_STRATEGIES)
-def add_factorized_plain(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | None:
-    """Modifications: as in add_learned_plain."""
-    return _add(strategy, self, factorized_table(self), x, OneGrid(*grid_size))
+def add_to_images(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | None:
+    """Modifications: the chosen strategy, "matmul" for "grid_sample"."""
+    return _add(strategy, self, x, OneGrid(*grid_size))
 
 
 def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> Tensor | str:
