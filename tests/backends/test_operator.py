@@ -123,8 +123,7 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode):
 
 
 # A graph of an earlier run, which the compiler has kept, would hide what this run compiles.
-@torch._inductor.config.patch(force_disable_caches=True)
-@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+@torch._inductor.config.patch(fx_graph_cache=False)
 @pytest.mark.parametrize(
     ("strategy", "sizes"),
     [

@@ -2,8 +2,6 @@
 
 import resource
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -136,19 +134,21 @@ def test_force_replaces_a_recording_and_nothing_else(record, tmp_path):
     assert said.endswith(f"{out} is no recording, so --force does not replace it")
 
 
-def test_on_a_full_disk_nothing_is_left(images, tmp_path):
+@pytest.fixture
+def full_disk():
     """No file may become larger than 20 kB: then writing fails as on a full disk."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_on_a_full_disk_nothing_is_left(record, tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()
-    given = ["record", *MODEL, *SMALL, "--no-mistakes", "--images", images, "--max-seq-len", "16"]
-    done = subprocess.run(
-        [sys.executable, "-m", "timm_naflex_fast", *given, "--out", str(folder / "REF")],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "File too large" in done.stderr and "Traceback" not in done.stderr
+    status, said, _ = record(*MODEL, *SMALL, "--no-mistakes", out=folder / "REF")
+    assert status == 2 and "File too large" in said
     assert list(folder.iterdir()) == []
 
 
