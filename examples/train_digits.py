@@ -35,6 +35,7 @@ from digits import (
     train_batches,
 )
 from safetensors.torch import save_file
+from timm.optim import param_groups_weight_decay
 from torch import nn
 from tqdm import tqdm
 
@@ -64,20 +65,6 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     return parser.parse_args()
-
-
-def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW that spares vectors and what timm spares: its names hold the position table."""
-    spared_by_timm = model.no_weight_decay()
-    decay = []
-    spared = []
-    for name, parameter in model.named_parameters():
-        if parameter.ndim <= 1 or name in spared_by_timm:
-            spared.append(parameter)
-        else:
-            decay.append(parameter)
-    groups = [{"params": decay}, {"params": spared, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr, weight_decay=RECIPE["weight_decay"])
 
 
 def lr_factor(step: int, total: int, warmup: int) -> float:
@@ -111,7 +98,11 @@ def train(
     """Train by RECIPE, one step each time the next loss is asked for; ``total`` steps in all."""
     is_distributed = dist.is_available() and dist.is_initialized()
     wrapped = nn.parallel.DistributedDataParallel(model) if is_distributed else model
-    optimizer = make_optimizer(model, lr)
+    # timm spares vectors, and what the model names: the position table.
+    spared = model.no_weight_decay()
+    decay = RECIPE["weight_decay"]
+    groups = param_groups_weight_decay(model, decay, no_weight_decay_list=spared)
+    optimizer = torch.optim.AdamW(groups, lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: lr_factor(step, total, warmup)
     )
