@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -116,11 +115,7 @@ def transform_of(settings: Mapping[str, str]) -> Callable[[Any], Any]:
         **order,
     )
     # timm alone would take a photo as the camera lay, and 16 bits as white.
-    return partial(_transformed, transform, COLOURS[channels])
-
-
-def _transformed(transform: Callable[[Any], Any], colours: str, picture: Any) -> Any:
-    return transform(convert(picture, colours))
+    return lambda picture: transform(convert(picture, COLOURS[channels]))
 
 
 def convert(image: Any, colours: str) -> Any:

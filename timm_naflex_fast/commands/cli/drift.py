@@ -141,5 +141,5 @@ def measure_and_show(
     # What is asked for in files comes last: a disk that is full leaves the table on the screen.
     options.figures.update(record)
     if options.out:
-        files = write(found, record, options.out)
+        files = write(record, options.out)
         print(f"written: {', '.join(map(printable, files))}")

@@ -20,26 +20,18 @@ ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
 PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to 1:3, 2:3, 1:1, 3:2, 3:1"
 
 
-def image_files(folder: str | Path) -> list[Path]:
-    """The image files under ``folder``, in the order of their paths.
+def image_sources(folder: str | Path) -> list[Source]:
+    """Name (path inside the folder) and opener of each image file below ``folder``, sorted.
 
     Raises:
         ValueError: not a folder, or no image in it.
     """
-    found = [path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES]
-    if not found:
-        raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)})")
-    return sorted(found)
-
-
-def image_sources(folder: str | Path) -> list[Source]:
-    """Name (path inside the folder) and opener of each of :func:`image_files`."""
     from PIL import Image
 
-    return [
-        (printable(path.relative_to(folder)), partial(Image.open, path))
-        for path in image_files(folder)
-    ]
+    files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise ValueError(f"{folder} is not a folder of images ({', '.join(SUFFIXES)})")
+    return [(printable(path.relative_to(folder)), partial(Image.open, path)) for path in files]
 
 
 def read(

@@ -103,19 +103,13 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     import torch
 
     mapping = TOWER + HEAD if has_pooling(tower) else TOWER
-    lines: set[str] = set()
-    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
-        lines.update(mapping.replace("*", kind).replace("#", str(block)).splitlines())
     pairs = {}
-    for line in lines:
-        old, new = line.split(" = ")
-        if back:
-            old, new = new, old
-        pairs[tuple(old.split())] = new.split()
-
-    # All names are looked at before any tensor is: what differs is told with all its names.
-    needed = {name for old in pairs for name in old}
-    others = sorted(needed ^ tower.keys())
+    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
+        for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
+            sides = [names.split() for names in line.split(" = ")]
+            old, new = reversed(sides) if back else sides
+            pairs[tuple(old)] = new
+    others = sorted({name for old in pairs for name in old} ^ tower.keys())
     if others:
         raise Unusable(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
     result: dict[str, Any] = {}

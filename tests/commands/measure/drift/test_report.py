@@ -68,7 +68,7 @@ def written(measured, tmp_path_factory):
         "skipped": ["a.png: <no>"],
     }
     folder = tmp_path_factory.mktemp("report")
-    files = write(measured, record, folder)
+    files = write(record, folder)
     assert files == [folder / name for name in ("report.json", "report.html")]
     return files[1].read_text()
 

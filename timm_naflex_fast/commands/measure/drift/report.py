@@ -71,11 +71,10 @@ def rows(survey: Survey) -> list[dict[str, str]]:
     return [cells(name, drift) for name, drift in survey["drift"].items()]
 
 
-def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list[Path]:
+def write(record: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Write report.json and report.html into ``folder``.
 
     Args:
-        survey: what was measured.
         record: what report.json holds: see docs/json.md.
         folder: is there.
 
@@ -86,6 +85,7 @@ def write(survey: Survey, record: Mapping[str, Any], folder: str | Path) -> list
 
     from .plots import curves, svg
 
+    survey = record["survey"]
     plots = {}
     for name in survey["drift"]:
         # A mode that gives timm's result has no difference to show.
