@@ -34,13 +34,12 @@ def report(options: argparse.Namespace) -> int:
     _, _, images, labels = digits.split()
     batches = list(digits.held_out_batches(images, labels))
     options.model = "digits NaFlexVit"
-    options.max_seq_len = max(h * w for h, w in digits.HELD_OUT_GRIDS)
     drift.measure_and_show(
         model,
         batches,
         options,
-        weights=f"file {digits.Path(checkpoint).name}, trained by train_digits.py",
         source=f"scikit-learn's held-out digits, each in {len(digits.HELD_OUT_GRIDS)} grids",
+        weights=f"file {digits.Path(checkpoint).name}, trained by train_digits.py",
     )
     return 0
 

@@ -4,7 +4,7 @@ Each function with the name of a section makes what stands there.
 """
 
 from timm_naflex_fast.commands.measure.contenders import BASELINE
-from timm_naflex_fast.commands.measure.drift.report import cells
+from timm_naflex_fast.commands.measure.drift.report import rows as drift_rows
 
 from .results import OURS, Row, measure_again, read, read_one, table
 
@@ -114,11 +114,10 @@ def drift_peers() -> str:
     """The table of drift on the digits."""
     report = read_one("drift/digits/report")
     lines = []
-    for name, drift in report["survey"]["drift"].items():
-        line = cells(name, drift)
+    for line in drift_rows(report["survey"]):
         # The page says what each mode is.
         del line["what it is"]
-        _, *rest = line.values()
+        name, *rest = line.values()
         lines.append([f"`{name}`", *rest])
     return table(list(line), lines, [report["made"]], report["made"]["command"])
 

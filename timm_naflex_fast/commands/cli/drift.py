@@ -83,7 +83,7 @@ def check(options: argparse.Namespace) -> None:
     """Find out whether a report can be written; its folder is made.
 
     Raises:
-        OSError: they cannot.
+        OSError: it cannot.
         RuntimeError: ``--out`` needs a package that is not installed.
     """
     if options.out:
@@ -122,18 +122,11 @@ def measure_and_show(
     print(f"Drift from timm's result: {options.model}; weights: {weights}")
     print(table(rows(found)))
     print(answer)
-    # As they are now, whether the weights' settings or --model-kwargs made them so.
-    settings = [f"{name} {value}" for name, value in vars(model.embeds).items()]
-    facts = {
-        "images": f"{found['images']:,} ({source})",
-        "sequence length": f"{options.max_seq_len} patches at most",
-        "the model's settings": ", ".join(one for one in settings if one.startswith("pos_embed_")),
-    }
     record = {
         "survey": found,
         "model": options.model,
         "weights": weights,
-        "facts": facts,
+        "source": source,
         "made": provenance(options.command),
         "skipped": [*skipped],
         "headline": answer,

@@ -1,7 +1,7 @@
 """The contenders that ``drift`` and ``bench`` compare: every code that resamples a position table,
 each named once.
 
-The names and their words need neither torch nor timm, so a command can define its options from
+The names need neither torch nor timm, so a command can define its options from
 them.
 
 Tests: tests/commands/measure/drift/test_survey.py.

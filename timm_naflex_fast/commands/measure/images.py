@@ -16,8 +16,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 # Photos that come with scikit-image itself; it would download the others.
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
-ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
 PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to 1:3, 2:3, 1:1, 3:2, 3:1"
+ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
 
 
 def image_sources(folder: str | Path) -> list[Source]:

@@ -63,7 +63,7 @@ def written(measured, tmp_path_factory):
         "headline": headline(measured),
         "model": "tiny <vit>",
         "weights": "random & *drawn*",
-        "facts": {"images": "8 (noise)"},
+        "source": "8 (noise)",
         "made": {"command": "naflex-fast drift <x> `y`", "code_last_changed_in": "d"},
         "skipped": ["a.png: <no>"],
     }

@@ -95,14 +95,6 @@ def test_a_neighbour_is_another_where_timm_finds_it_less_similar_than_its_best(l
     assert same_nearest(ours, timms).double().mean() == pytest.approx(share)
 
 
-def test_images_are_compared_with_all_others_however_many_there_are(monkeypatch):
-    timms, ours = (on_a_circle(*angles) for angles in torch.rand(2, 50).tolist())
-    together = same_nearest(ours, timms)
-    monkeypatch.setattr("timm_naflex_fast.commands.measure.drift.survey.AT_ONCE", 7)
-    assert torch.equal(same_nearest(ours, timms), together)
-    assert together.any() and not together.all()
-
-
 @ran("matmul")
 def test_of_two_images_none_has_a_choice():
     found = survey(table_model(), [(vit_batch(GRIDS[:2]), None)], ["matmul"])

@@ -56,19 +56,17 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def cells(name: str, drift: Mapping[str, Any]) -> dict[str, str]:
-    """A mode's line in every table, by heading; without what was not measured."""
-    line = {"mode": name, "what it is": CONTENDERS[name]}
-    for key, heading in HEADINGS.items():
-        value = drift[key]
-        if value is not None:
-            line[heading] = f"{value:.2g}" if key in NUMBERS else percent(value)
-    return line
-
-
 def rows(survey: Survey) -> list[dict[str, str]]:
-    """The table, a line for each mode."""
-    return [cells(name, drift) for name, drift in survey["drift"].items()]
+    """The table, a line for each mode: by heading, without what was not measured."""
+    lines = []
+    for name, drift in survey["drift"].items():
+        line = {"mode": name, "what it is": CONTENDERS[name]}
+        for key, heading in HEADINGS.items():
+            value = drift[key]
+            if value is not None:
+                line[heading] = f"{value:.2g}" if key in NUMBERS else percent(value)
+        lines.append(line)
+    return lines
 
 
 def write(record: Mapping[str, Any], folder: str | Path) -> list[Path]:
