@@ -156,7 +156,7 @@ def test_a_table_that_is_not_separable_is_left_to_timm():
     enable()
     with pytest.raises(ValueError, match="align_corners option"):
         embed(small_vit(pos_embed_interp_mode="nearest"))
-    why = "a position table (replaced are bilinear, bicubic) with interpolation mode 'nearest'"
+    why = "a position table with interpolation mode 'nearest'"
     assert status().fallbacks == {why: 1}
 
 

@@ -192,7 +192,9 @@ def test_hunyuans_other_modes():
         model[0].config.interpolate_mode = "nearest"
         with pytest.raises(ValueError, match="align_corners"):
             embed("hunyuan", model)
-        assert status().fallbacks == {"a table resized by nearest": 1}
+        assert status().fallbacks == {
+            "mode='nearest' is not supported; valid: 'bilinear', 'bicubic'": 1
+        }
 
 
 def test_both_libraries_and_what_is_refused():
@@ -209,7 +211,7 @@ def test_both_libraries_and_what_is_refused():
             assert status(vit).replaced[timms] == "interpolate_cached"
             assert status(model).flags.pos_embed == "interpolate_cached"
     for wrong in (dict(library=("timm", "transformers")), dict(model=model)):
-        with pytest.raises(ValueError, match="valid: 'stock', 'interpolate_cached', 'matmul'"):
+        with pytest.raises(ValueError, match="valid: 'stock', 'matmul', 'interpolate_cached'"):
             enable("grid_sample", **wrong)
     assert is_pristine()
     assert status().replaced == {}

@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary
@@ -108,7 +109,6 @@ class Choice:
     libraries: tuple[Any, ...] = ()
     counts: Counts = field(default_factory=Counts)
     handle: Any = lambda: None  # a weak reference to what can end it
-    is_for_model: bool = False
     places: WeakSet[Any] = field(default_factory=WeakSet)  # the modules, or libraries, that have it
     ended: bool = False
 
@@ -120,20 +120,18 @@ class Choice:
 
 
 all_choices: WeakValueDictionary[int, Choice] = WeakValueDictionary()
-"""By ``id``, oldest first, as long as a handle, a model, a copy of it or a library has them."""
+"""Those that have not ended, by ``id``, oldest first, as long as a handle, a model, a copy of it or
+a library has them."""
 
 
 def holding() -> list[Choice]:
     """All choices that have not ended, oldest first."""
-    return [choice for choice in list(all_choices.values()) if not choice.ended]
+    return list(all_choices.values())
 
 
 def libraries_in_use() -> set[Any]:
     """The libraries in which ours is put for a choice that holds."""
-    used: set[Any] = set()
-    for choice in holding():
-        used.update(choice.libraries)
-    return used
+    return set(chain.from_iterable(choice.libraries for choice in holding()))
 
 
 def put(choice: Choice, places: Iterable[Any]) -> None:
@@ -147,6 +145,7 @@ def put(choice: Choice, places: Iterable[Any]) -> None:
 def end(choice: Choice) -> None:
     """Let the newest of what is left hold. A place without choices is left as it was."""
     choice.ended = True
+    all_choices.pop(id(choice), None)
     for place in list(choice.places):
         left = _left(place)
         if left:

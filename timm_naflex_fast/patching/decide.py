@@ -53,7 +53,6 @@ class Replacement:
                 arguments = arguments[1:]
             mode = getattr(settings, self.component)
             strategy = self.strategies.get(mode, "stock")
-            own = self.key
             reason = ""
             if strategy != "stock":
                 result = compute(strategy, *arguments, **options)
@@ -66,9 +65,9 @@ class Replacement:
                         f"{reason} needs {self.library.name}'s own code, and enable(strict=True) "
                         "forbids it"
                     )
-                own = self.own.get(mode, own)
             counts.record_call(self.component, "stock", reason, self.library.name)
-            return self.library.replacements[own].original(*arguments, **options)
+            own = self.library.replacements[self.own.get(mode, self.key)]
+            return own.original(*arguments, **options)
 
         self.compute = compute
         self.function = function

@@ -50,7 +50,7 @@ NONE_OF = (
 )
 
 
-def _import_library(name: str, *, all_parts: bool) -> Library:
+def _import_library(name: str, *, all_parts: bool = False) -> Library:
     """What our file about a library says. Not to be called while the lock is held.
 
     Args:
@@ -77,8 +77,7 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
 
 def imported_libraries() -> list[Library]:
     """Those that this process has imported. Not to be called while the lock is held."""
-    names = [name for name in LIBRARIES if sys.modules.get(name)]
-    return [_import_library(name, all_parts=False) for name in names]
+    return [_import_library(name) for name in LIBRARIES if sys.modules.get(name)]
 
 
 def _places(
@@ -89,14 +88,11 @@ def _places(
     A function is in all modules of the library that have imported it by name.
     """
     places = []
-    for (path, name), owner in library.owners().items():
-        if is_by_author(vars(owner).get(name)):
-            owners = [owner]
-            if isinstance(owner, ModuleType):
-                loaded = list(sys.modules.items())
-                files = [file for file_path, file in loaded if file_path.startswith(library.name)]
-                owners = [file for file in files if is_by_author(vars(file).get(name))]
-            places += [(each, name, library.replacements[path, name]) for each in owners]
+    files = [file for name, file in list(sys.modules.items()) if name.startswith(library.name)]
+    for key, owner in library.owners().items():
+        for each in files if isinstance(owner, ModuleType) else [owner]:
+            if is_by_author(vars(each).get(key[1])):
+                places.append((each, key[1], library.replacements[key]))
     return places
 
 
@@ -143,10 +139,9 @@ def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
         if inside:
             modules[library] = inside
     if not modules:
-        sentences = [f"{type(model).__name__} contains {NONE_OF}"]
-        sentences += not_served(libraries, map(type, parts))
-        sentences.append("valid is any torch.nn.Module that contains one of them")
-        raise ValueError("; ".join(sentences))
+        contains = f"{type(model).__name__} contains {NONE_OF}"
+        valid = "valid is any torch.nn.Module that contains one of them"
+        raise ValueError("; ".join([contains, *not_served(libraries, map(type, parts)), valid]))
     return modules
 
 
@@ -249,7 +244,7 @@ def enable(
         if sentences:
             raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
-    choice = Choice(settings, is_for_model=model is not None)
+    choice = Choice(settings)
     handle = Handle(choice)
     replaced = False
     with lock:
@@ -294,7 +289,7 @@ def disable(model: nn.Module | None = None) -> None:
                 end(choice)
         elif any(settings_for(None, library) != STOCK for library in places):
             # What was counted goes on.
-            own = Choice(STOCK, counts=counts.call_counts, is_for_model=True)
+            own = Choice(STOCK, counts=counts.call_counts)
             put(own, itertools.chain(*places.values()))
         else:
             for module in itertools.chain(*places.values()):

@@ -63,10 +63,7 @@ known_libraries: list[Library] = []
 BEFORE = "to put that over ours, call enable() before"
 """What to do about a method that another package has put there."""
 
-EXACT_STRATEGIES: dict[str, str] = {}
-for _name, _strategy in STRATEGIES.items():
-    if _strategy.reference == LOOP:
-        EXACT_STRATEGIES[_name] = _name
+EXACT_STRATEGIES = {name: name for name, each in STRATEGIES.items() if each.reference == LOOP}
 """By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 
 
@@ -139,6 +136,6 @@ def changed(library: Library, holder: Any, *names: str) -> str | None:
         return None
     for name in names:
         function = getattr(holder, name, None)
-        if function is not None and not (library.wrote(function) or is_ours(function)):
+        if function is not None and not library.wrote(function):
             return f"{type(holder).__name__}.{name} (not the library's own)"
     return None

@@ -17,8 +17,7 @@ from .library import BEFORE, Library, calls_ours, named, owner_of
 
 def installed(library: Library) -> str:
     """The installed release's version."""
-    version: str = sys.modules[library.name].__version__
-    return version
+    return str(sys.modules[library.name].__version__)
 
 
 def is_before(version: str, other: str) -> bool:

@@ -60,10 +60,9 @@ if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
 # strategy that was chosen.
 BATCH_STRATEGIES = {name: name for name in STRATEGIES}
 # Models made with timm's pos_embed_use_grid_sample keep that result.
-FLAG_STRATEGIES: dict[str, str] = {}
-for _name, _strategy in STRATEGIES.items():
-    if _strategy.for_grid_sample:
-        FLAG_STRATEGIES[_name] = _strategy.for_grid_sample
+FLAG_STRATEGIES: dict[str, str] = {
+    name: each.for_grid_sample for name, each in STRATEGIES.items() if each.for_grid_sample
+}
 # That setting does not change plain images: timm resizes their table by F.interpolate all the same.
 IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 KERNEL_STRATEGIES = {"matmul": "matmul"}
@@ -171,11 +170,7 @@ def _add(strategy: str, embeds: Any, x: Tensor, layout: TokenLayout) -> str | No
     chosen = STRATEGIES[strategy]
     spec = resize_spec(embeds, table, by_flag=chosen.reference != LOOP)
     if spec.interpolation not in (*INTERPOLATIONS, "linear"):
-        valid = ", ".join(INTERPOLATIONS)
-        return (
-            f"a position table (replaced are {valid}) with interpolation mode "
-            f"{spec.interpolation!r}"
-        )
+        return f"a position table with interpolation mode {spec.interpolation!r}"
     try:
         dispatch.add(x, table, layout, spec, chosen, context)
     except InvalidCoordinateError:
@@ -212,17 +207,15 @@ def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> T
     """The resampled kernel of a convolution; or in words why timm's own code has to run."""
     if interpolation not in INTERPOLATIONS:
         return f"a patch kernel with interpolation mode {interpolation!r}"
-    reason = why_unsupported(kernel)
-    if reason is not None:
-        return reason
-    return resample_kernel(kernel, tuple(size), interpolation, antialias)
+    return why_unsupported(kernel) or resample_kernel(kernel, tuple(size), interpolation, antialias)
 
 
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls; a frozen kernel is."""
-    reason = changed(LIBRARY, self, OWN_INVERSE)
-    return reason or _kernel(patch_embed, new_size, self.interpolation, self.antialias)
+    return changed(LIBRARY, self, OWN_INVERSE) or _kernel(
+        patch_embed, new_size, self.interpolation, self.antialias
+    )
 
 
 @Replacement(LIBRARY, (FUNCTIONS, "resample_patch_embed"), "patch_embed", KERNEL_STRATEGIES)

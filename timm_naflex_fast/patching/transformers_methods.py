@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..functional import resample_pos_embeds
-from ..resampling.spec import INTERPOLATIONS
 from ..tracing import why_unsupported
 from .decide import Replacement
 from .library import EXACT_STRATEGIES, Library
@@ -60,8 +59,16 @@ def _replaces(path: str, name: str) -> Replacement:
     return Replacement(LIBRARY, (path, name), "pos_embed", EXACT_STRATEGIES)
 
 
-def _resampled(strategy: Any, table: Tensor, sizes: Any, **options: Any) -> Tensor | str:
-    """The embeddings of images; or in words why transformers' own code has to run."""
+def _resampled(
+    strategy: Any, table: Tensor, sizes: Any, *, axes: int = 2, **options: Any
+) -> Tensor | str:
+    """The embeddings of images; or in words why transformers' own code has to run.
+
+    ``axes``: how many numbers a tensor has to have for an image. With others ours gives embeddings,
+    where transformers raises an error.
+    """
+    if isinstance(sizes, Tensor) and sizes.shape[-1] != axes:
+        return f"sizes of other than {axes} numbers"
     reason = why_unsupported(table)
     if reason is not None:
         return reason
@@ -83,19 +90,11 @@ def _packed(strategy: Any, table: Tensor, sizes: Any, **options: Any) -> Tensor 
     return _resampled(strategy, table, sizes, **options)
 
 
-def _has_other_axes(sizes: Any, axes: int) -> bool:
-    """Whether a tensor has more or less numbers for an image. With others ours gives numbers, where
-    transformers raises an error."""
-    return isinstance(sizes, Tensor) and sizes.shape[-1] != axes
-
-
 @_replaces(SIGLIP2, RESIZE)
 def resize_siglip2(
     strategy: Any, positional_embeddings: Tensor, spatial_shapes: Any, max_length: int
 ) -> Any:
     """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
-    if _has_other_axes(spatial_shapes, 2):
-        return "sizes that are not h and w"
     return _resampled(
         strategy,
         positional_embeddings,
@@ -111,10 +110,13 @@ def resize_cosmos3(
     strategy: Any, positional_embeddings: Tensor, grid_thw: Any, spatial_merge_size: int
 ) -> Any:
     """Modifications: all images and frames at once."""
-    if _has_other_axes(grid_thw, 3):
-        return "sizes that are not t, h and w"
     return _packed(
-        strategy, positional_embeddings, grid_thw, mode="bilinear", merge=spatial_merge_size
+        strategy,
+        positional_embeddings,
+        grid_thw,
+        axes=3,
+        mode="bilinear",
+        merge=spatial_merge_size,
     )
 
 
@@ -144,11 +146,9 @@ def interpolate_hunyuan(
     strategy: Any, self: Any, embeddings: Tensor, height: Any, width: Any
 ) -> Any:
     """Modifications: in float32 at least."""
-    # The mode stands in the model's configuration, and may be any of PyTorch's.
-    mode = self.config.interpolate_mode
-    if mode not in INTERPOLATIONS:
-        return f"a table resized by {mode}"
     # The table holds a row for the class token before the cells.
     edge = self.position_edge
     table = self.position_embedding.weight[1:].reshape(1, edge, edge, self.embed_dim)[0]
+    # It may be any of PyTorch's modes.
+    mode = self.config.interpolate_mode
     return _image(strategy, table, (height, width), embeddings.dtype, mode=mode)
