@@ -1,7 +1,6 @@
 """``naflex-fast bench`` from end to end, on a small model."""
 
 import json
-import re
 from functools import partial
 from unittest.mock import Mock
 
@@ -38,16 +37,11 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
     titles = [line for line in out.splitlines() if line.startswith("siglip-")]
     races = ("siglip-16 train", "siglip-16 infer", "siglip-9 train", "siglip-9 infer")
     assert titles == [f"{race}, B=2, float32, {NAME}, cpu" for race in races]
-    (heading, *_) = re.findall(r"^mode.*", out, re.M)
-    assert re.split("  +", heading) == [
-        "mode", "median ms", "first quartile ms", "third quartile ms", "times faster"
-    ]  # fmt: skip
     record = json.loads(file.read_text())
     assert record["command"].endswith(f"--json {file}")
     assert [one["contender"] for one in record["rows"]] == ["stock", "matmul"] * 4
     for stock, ours in zip(record["rows"][::2], record["rows"][1::2]):
         assert ours["times_faster"] == stock["median_ms"] / ours["median_ms"]
-        assert ours["first_quartile_ms"] <= ours["median_ms"] <= ours["third_quartile_ms"]
 
 
 @ran("matmul")

@@ -8,8 +8,8 @@ from ...patching.choices import MODES
 from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments
-from ..measure.output import positive, provenance
-from .checks import announce, check_model_options, load
+from ..measure.output import positive, progress, provenance
+from .checks import check_model_options, load
 
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
@@ -93,11 +93,11 @@ def bench(options: argparse.Namespace) -> int:
     for lengths, phase in product(together, options.phases):
         step = whole.make_step(model, options.dtype, phase)
         batches = whole.random_batches(model, lengths, options.batch_size, rounds)
-        found = {}
         if options.compile:
-            for mode in options.modes:
-                announce(f"compiling {mode} ...")
-                found[mode] = whole.time_compiled(model, step, batches, mode)
+            found = {
+                mode: whole.time_compiled(model, step, batches, mode)
+                for mode in progress("compiling", options.modes)
+            }
         else:
             found = whole.race_eager(model, step, batches[0], options.modes)
         facts = {

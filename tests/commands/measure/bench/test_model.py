@@ -51,11 +51,10 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
 
 
 @ran("matmul")
-def test_a_model_that_pools_nothing_is_timed_too(monkeypatch):
+def test_a_model_that_pools_nothing_is_trained_too(monkeypatch):
     monkeypatch.setattr(of_model, "ROUNDS", 2)
     model = small_model(global_pool="")
-    for phase in ("train", "infer"):
-        assert measure(model, "matmul", phase=phase)["matmul"]["median_ms"] > 0
+    assert measure(model, "matmul", phase="train")["matmul"]["median_ms"] > 0
 
 
 def test_a_batch_has_its_grids_and_its_length(tiny):
