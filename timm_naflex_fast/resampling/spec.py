@@ -1,6 +1,6 @@
 """How a library resizes its position table, and which of timm's methods the result follows.
 
-``tests/contract`` tests what follows from it.
+``tests/contract/test_backends.py`` tests what follows from it.
 """
 
 from typing import Literal, NamedTuple

@@ -4,6 +4,8 @@ Resizing takes means: the weights of a row add up to 1. So the sum of two resize
 timm's factorized embedding, is their sum ``Y[:, None] + X``, resized. From here on there is one kind
 of table. For tokens of half precision the sum is rounded once, where timm rounds each line and then
 their sum: the error (RMS) is 0.68 of timm's (30 cases, bfloat16 and float16).
+
+Tests: tests/contract/test_backends.py.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 import resource
 import stat
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -134,20 +135,22 @@ def test_force_replaces_a_recording_and_nothing_else(record, tmp_path):
     assert said.endswith(f"{out} is no recording, so --force does not replace it")
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
     """No file may become larger than 20 kB: then writing fails as on a full disk."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_on_a_full_disk_nothing_is_left(record, tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()
-    status, said, _ = record(*MODEL, *SMALL, "--no-mistakes", out=folder / "REF")
+    with full_disk():
+        status, said, _ = record(*MODEL, *SMALL, "--no-mistakes", out=folder / "REF")
     assert status == 2 and "File too large" in said
     assert list(folder.iterdir()) == []
 
