@@ -30,13 +30,11 @@ def test_two_processes_train_like_one(wrap, kind, results):
     assert worst(grads, expected) <= 2e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-def test_grad_scaler_and_ema(kind, mode):
+def test_grad_scaler_and_ema():
     """One of the steps is skipped; the averaged copy evaluates as timm's does."""
 
     def train(mode):
-        model = small_vit(pos_embed=kind)
+        model = small_vit()
         average = timm.utils.ModelEmaV3(model, decay=0.5)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
@@ -53,4 +51,4 @@ def test_grad_scaler_and_ema(kind, mode):
         assert scaler.get_scale() == 2.0**11
         return out, dict(average.named_parameters())
 
-    assert far(train(mode), train("stock")) <= 1e-5
+    assert far(train("matmul"), train("stock")) <= 1e-5

@@ -5,24 +5,20 @@ import os
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from threading import Event, Thread
 
 import pytest
 import torch
 
-from tests.support.checks import during
-from tests.support.oracles import finished_tables, kept_tensors, row_major
-from timm_naflex_fast.functional import (
-    add_factorized_pos_embed_,
-    resample_patch_kernel,
-    resample_pos_embeds,
-)
+from tests.support.oracles import finished_tables, kept_tensors
+from timm_naflex_fast.functional import resample_pos_embeds
 from timm_naflex_fast.resampling import kept
 
 
 def nbytes():
     """The bytes that are counted, which must be those of what is kept, at least."""
     assert kept._nbytes == sum(entry.nbytes for entry in kept._entries.values())
-    assert kept._nbytes >= sum(tensor.nbytes for tensor in kept_tensors())
+    assert kept._nbytes >= sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors())
     return kept._nbytes
 
 
@@ -73,12 +69,17 @@ def test_a_limit_that_is_no_number_of_mib_is_named(setting, monkeypatch):
 def test_all_kinds_together_stay_below_the_limit(monkeypatch):
     monkeypatch.setattr(kept, "_limit", 2 * 2**20)
     table = torch.randn(32, 32, 16)
+    held = []
     for n in range(1, 40):
+        # Parts of a square, and more.
+        square = dict(strategy="interpolate_cached", ar_preserving=True)
+        resample_pos_embeds(table, [(n, 20)], mode="bilinear", **square)
         for _ in range(3):
             resample_pos_embeds(table, [(n, 41 - n), (2 * n, 3)], mode="bicubic")
         assert 0 < nbytes() <= 2 * 2**20
+        held.append(sum(tensor.nbytes for tensor in kept_tensors()))
     # Most of the count is memory really held.
-    assert sum(tensor.nbytes for tensor in kept_tensors()) > 2**20
+    assert max(held) > 2**20
 
     kept.clear_all()
     assert nbytes() == 0
@@ -107,12 +108,6 @@ def copies_of_tables(n):
         kept._entry_of((tables[k // 2],))
 
 
-def copies_in_another_layout(n):
-    tables = torch.randn(n // 20, 8, 16, 16).permute(0, 2, 3, 1)
-    for k in range(2 * len(tables)):
-        kept._entry_of((tables[k // 2],))
-
-
 def embeddings_and_weights(n):
     table = torch.randn(16, 16, 768)
     for k in range(n // 100):
@@ -123,7 +118,6 @@ FILLS = [
     empty_entries,
     small_tensors,
     copies_of_tables,
-    copies_in_another_layout,
     embeddings_and_weights,
 ]
 
@@ -203,14 +197,6 @@ def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
     assert nbytes() == 0
 
 
-def test_a_part_of_something_larger_is_kept_alone():
-    made = [("key", torch.zeros(1000)[:10])]
-    source = torch.zeros(3)
-    for _ in range(2):
-        kept.kept_of_sources((source,), ["key"], lambda *_: made)
-    assert sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors()) == 4 * (3 + 10)
-
-
 @pytest.mark.parametrize("changed", [0, 1])
 def test_what_is_kept_is_dropped_when_any_source_changes(changed):
     sources = (torch.zeros(3), torch.zeros(3))
@@ -220,23 +206,6 @@ def test_what_is_kept_is_dropped_when_any_source_changes(changed):
     sources[changed].add_(1)
     assert kept._entry_of(sources) is None
     assert finished_tables() == 0
-
-
-VIEWS = {
-    "detached": lambda table: table.detach(),
-    "without its leading 1": lambda table: table.reshape(4, 5, 3),
-    "a slice": lambda table: table.flatten(0, -2)[-6:].unflatten(0, (2, 3)),
-    "its data": lambda table: table.data,
-}
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_new_view_of_a_table_is_the_same_table(view):
-    table = torch.nn.Parameter(torch.randn(1, 4, 5, 3), requires_grad=False)
-    asked_twice(view(table), "key")
-    assert asked(view(table), "key") == []
-    table.data.add_(1)
-    assert asked(view(table), "key") == ["key"]
 
 
 LAYOUTS = {
@@ -287,21 +256,13 @@ def test_what_another_thread_made_meanwhile_counts_once():
     assert nbytes()
 
 
-def test_autocast_reaches_nothing_that_is_kept():
-    product = kept.kept_by_arguments(lambda n: torch.ones(n, n) @ torch.ones(n, n))
-    with torch.autocast("cpu"):
-        assert product(2).dtype is torch.float32
-
-
 def test_a_fork_while_another_thread_holds_the_lock_leaves_the_child_a_free_one():
-    from threading import Event, Thread
-
     held, done = Event(), Event()
 
     def hold():
         with kept._lock:
             held.set()
-            done.wait(1)
+            done.wait(0.2)
 
     thread = Thread(target=hold)
     thread.start()
@@ -312,36 +273,3 @@ def test_a_fork_while_another_thread_holds_the_lock_leaves_the_child_a_free_one(
     done.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
-
-
-COORD = row_major([(3, 4)] * 3 + [(7, 1)])  # 7 / 3 is no number of bfloat16
-
-
-def results(strategy, table, line, kernel):
-    """What all that keeps something computes."""
-    sizes = [(3, 4), (9, 2), (30, 1)]
-    sums = resample_pos_embeds(table, sizes, mode="bicubic", strategy=strategy)
-    x = torch.zeros(4, 12, 4, device="cpu", dtype=torch.float32)
-    lines = add_factorized_pos_embed_(x, line, line, COORD, strategy=strategy)
-    return [sums, lines, resample_patch_kernel(kernel, (5, 60))]
-
-
-def gradients_and_results(strategy, tensors):
-    kept.clear_all()
-    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-    total = sum(out.square().sum() for out in results(strategy, *leaves))
-    found = list(torch.autograd.grad(total, leaves))
-    kept.clear_all()
-    for _ in range(3):  # at last of a table that is kept
-        found += results(strategy, *tensors)
-    return found
-
-
-@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
-def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_defaults_are(strategy):
-    tensors = [torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)]
-    want = gradients_and_results(strategy, tensors)
-    with torch.device("meta"), during(torch.set_default_dtype, torch.bfloat16, after=torch.float32):
-        got = gradients_and_results(strategy, tensors)
-        assert all(map(torch.equal, got, want))
-    assert {tensor.device.type for tensor in kept_tensors()} == {"cpu"}
