@@ -168,9 +168,10 @@ def resample_kernel(
     # The kernels of a linear layer have their channels side by side at each pixel. To bring them
     # into another order, and back, would cost two copies.
     resize = KernelResize((h0, w0), new, mode, antialias)
-    is_by_pixel = weight.is_contiguous(memory_format=torch.channels_last)
+    by_pixel = weight.permute(0, 2, 3, 1)
+    is_by_pixel = by_pixel.is_contiguous()
     if is_by_pixel:
-        weight = weight.permute(0, 2, 3, 1)
+        weight = by_pixel
         resize = resize._replace(channels=inputs)
 
     trains = torch.is_grad_enabled() and weight.requires_grad
