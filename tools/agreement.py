@@ -21,13 +21,7 @@ import torch
 
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.output import provenance
-from timm_naflex_fast.commands.measure.pipelines import (
-    build_processor,
-    build_tower,
-    timm_pipeline,
-    transformers_pipeline,
-)
-from timm_naflex_fast.commands.measure.record import inputs_of
+from timm_naflex_fast.commands.measure.pipelines import timm_source, transformers_source
 from timm_naflex_fast.commands.recordings.compare import compare_recordings
 from timm_naflex_fast.commands.recordings.format import (
     Recording,
@@ -76,17 +70,13 @@ def towers(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
     heads = recording.about["heads"]
     length = recording.about["max_patches"]
     model, _ = load_model(MODEL, KIT / "weights" / "transformers.safetensors", num_heads=heads)
-    inputs = inputs_of(recording.stages, recording.about["max_patches"])
     for contender in ("stock", *STRATEGY_NAMES):
         name = f"timm {version('timm')}"
         if contender != "stock":
             name += f", {contender} of this package"
-        pipeline = timm_pipeline(model, length, "bilinear", contender)
-        yield name, pipeline.tower(inputs)
-    pipeline = transformers_pipeline(
-        build_tower(model, {"num_attention_heads": heads}), build_processor(model, length)
-    )
-    yield f"transformers {version('transformers')}", pipeline.tower(inputs)
+        yield name, timm_source(model, length, "bilinear", contender).tower(recording.stages)
+    source = transformers_source(model, length, KIT / "weights")
+    yield source.words, source.tower(recording.stages)
 
 
 def main() -> int:

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save
 
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.pipelines import timm_source
-from timm_naflex_fast.commands.measure.record import measure_limits
-from timm_naflex_fast.commands.recordings.format import TABLE, VERSION, Recording, stage_entry
-from timm_naflex_fast.commands.recordings.mistakes import known_mistakes, mistakes_of
+from timm_naflex_fast.commands.measure.record import with_limits
+from timm_naflex_fast.commands.recordings.format import TABLE, VERSION, Recording
+from timm_naflex_fast.commands.recordings.mistakes import mistakes_of, with_mistakes
 
 KIT = Path(__file__).parents[1] / "recordings" / "siglip2_naflex_tiny"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
@@ -36,19 +36,17 @@ def main() -> None:
     weights = KIT / "weights" / "transformers.safetensors"
     model, _ = load_model(MODEL, weights, num_heads=about["heads"])
 
-    limits = measure_limits(timm_source(model, about["max_patches"]), stages)
     about["version"] = VERSION
-    about["stages"] = [stage_entry(stage, limits[stage]) for stage in stages[0]]
-    pictures = [Image.open(KIT / picture["file"]) for picture in about["pictures"]]
     recording = Recording(about, stages, found[TABLE], {})
+    recording = with_limits(recording, timm_source(model, about["max_patches"]))
+    pictures = [Image.open(KIT / picture["file"]) for picture in about["pictures"]]
     mistakes = mistakes_of(len(model.blocks))
-    entries, arrays = known_mistakes(recording, load_file(weights), pictures, mistakes)
-    about |= {"mistakes": entries, "mistakes_tried": len(pictures)}
+    recording = with_mistakes(recording, load_file(weights), pictures, mistakes)
 
-    (KIT / "mistakes.safetensors").write_bytes(save(arrays))
-    text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+    (KIT / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
+    text = json.dumps(recording.about, indent=1, ensure_ascii=False) + "\n"
     file.write_text(text, encoding="utf-8")
-    print(f"{len(entries)} mistakes, {len(arrays)} arrays")
+    print(f"{len(recording.about['mistakes'])} mistakes, {len(recording.mistakes)} arrays")
 
 
 if __name__ == "__main__":

@@ -258,7 +258,6 @@ def write(made: Path) -> None:
         VERSION,
         Recording,
         sha256,
-        stage_entry,
         write_recording,
     )
 
@@ -292,7 +291,7 @@ def write(made: Path) -> None:
         "std": [0.5, 0.5, 0.5],
         "filter": "bilinear",
         "pictures": entries,
-        "stages": [stage_entry(name, {}) for name in stages[0]],
+        "stages": [{"name": name, "limits": {}} for name in stages[0]],
         "mistakes": [],
         "mistakes_tried": 0,
     }

@@ -21,7 +21,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # the models that share a vision tower
     "ovis2.5": dict(**_BICUBIC, merge=2),
     "radio": dict(**_BILINEAR, ar_preserving=True),
 }
-"""Tests compare each with the original library's own code, where it is installed."""
+"""Tests compare each with the original library's own code, or with ours that is compared with it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,40 +74,41 @@ def record(options: argparse.Namespace) -> int:
         sources = images.photos()[::DEFAULT]
     model, weights = load(options)
     check_model(options, model)
-    from ..measure.pipelines import siglip2_weights
-    from ..measure.record import make_recording, with_mistakes
+    from ..measure.pipelines import siglip2_weights, timm_source
+    from ..measure.record import make_recording, with_limits
     from ..recordings.format import write_recording
-    from ..recordings.mistakes import mistakes_of
+    from ..recordings.mistakes import TRIED, mistakes_of, with_mistakes
 
     tried = []
     if not options.no_mistakes:
         tried = mistakes_of(len(model.blocks), options.mistakes)
         try:
-            siglip2_weights(model)
+            tensors = siglip2_weights(model)
         except ValueError as problem:
             raise ValueError(
                 f"known mistakes are of SigLIP-2's tower: --no-mistakes records without them ({problem})"
             ) from problem
-    source = _source(options, model)
-    found = list(images.read(sources, partial(convert, colours="RGB"), skipped))
-    names = [name for name, _ in found]
-    pictures = [picture for _, picture in found]
+    if options.library == "timm":
+        length = options.max_seq_len or LENGTH
+        source = timm_source(model, length, options.interpolation, options.mode)
+    else:
+        source = source_of(options, model)
+    announce(f"recording {source.words} ...")
+    names, pictures = zip(*images.read(sources, partial(convert, colours="RGB"), skipped))
     announce_skipped(skipped)
-    made = provenance(options.command)
-    versions = {package: made.pop(package) for package in ("python", "torch", "timm")}
     about = {
         "written_by": {
             "program": "naflex-fast record",
             "pipeline": source.words,
-            "versions": versions,
-            **made,
+            **provenance(options.command),
         },
         "weights": {"words": weights, "sha256": fingerprint(model)},
     }
     recording = make_recording(source, pictures, names, about)
+    recording = with_limits(recording, source)
     if tried:
         one_by_one = progress("known mistakes", tried)
-        recording = with_mistakes(recording, model, pictures, one_by_one)
+        recording = with_mistakes(recording, tensors, pictures[:TRIED], one_by_one)
     write_recording(recording, pictures, out)
     shown = len(recording.about["mistakes"])
     print(
@@ -122,17 +123,15 @@ def check(options: argparse.Namespace, out: Path) -> None:
     if options.library == "transformers" and options.checkpoint and not options.model:
         options.model = SIGLIP2  # its sizes are those of the weights
     check_model_options(options)
-    if out.exists() and not options.force:
-        raise FileExistsError(f"{out} is there already; --force replaces it")
-    if out.exists() and not (out / "recording.json").is_file():
-        raise FileExistsError(f"{out} is no recording, so --force does not replace it")
+    is_recording = (out / "recording.json").is_file()
+    if out.exists() and not (options.force and is_recording):
+        raise FileExistsError(f"{out} is there already; --force replaces recordings alone")
     if not out.resolve().parent.is_dir():
         raise FileNotFoundError(f"{out.resolve().parent} is no folder")
-    if options.library == "timm":
-        return
-    if options.mode != BASELINE or options.interpolation:
-        raise ValueError("--mode and --interpolation go with --library timm")
-    check_installed("--library transformers")
+    if options.library == "transformers":
+        if options.mode != BASELINE or options.interpolation:
+            raise ValueError("--mode and --interpolation go with --library timm")
+        check_installed("--library transformers")
 
 
 def check_model(options: argparse.Namespace, model: Any) -> None:
@@ -145,23 +144,9 @@ def check_model(options: argparse.Namespace, model: Any) -> None:
     from timm.data import resolve_data_config
 
     config = resolve_data_config({}, model=model)
-    is_half = {*config["mean"], *config["std"]} == {0.5}
-    if not is_half or model.num_prefix_tokens or model.embeds.pos_embed is None:
+    is_siglip2 = {*config["mean"], *config["std"], model.num_prefix_tokens} == {0.5, 0}
+    if not is_siglip2 or model.embeds.pos_embed is None:
         raise ValueError(
             f"{options.model} is of another design than SigLIP-2's; valid: pixels from -1 to 1 (mean "
-            f"and deviation all 0.5), tokens of patches alone (it has {model.num_prefix_tokens} "
-            "others), pos_embed=learned"
+            "and deviation all 0.5), tokens of patches alone, pos_embed=learned"
         )
-
-
-def _source(options: argparse.Namespace, model: Any) -> Any:
-    """The pipeline that the options name."""
-    from ..measure.pipelines import timm_source
-
-    if options.library == "timm":
-        length = options.max_seq_len or LENGTH
-        return timm_source(model, length, options.interpolation, options.mode)
-    source = source_of(options, model)
-    for note in source.notes:
-        announce(note)
-    return source

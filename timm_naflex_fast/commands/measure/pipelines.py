@@ -4,10 +4,10 @@ Tests: tests/commands/recordings/test_agreement.py.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from ...patching.install import enable
 from ..recordings.format import Stages
@@ -28,11 +29,26 @@ from .tower_names import PATCHES, channels_first, channels_last, to_transformers
 LIBRARY = "transformers"
 PROCESSOR = "preprocessor_config.json"
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
+BATCH = 8  # pictures that are run together
+# The modules that end a stage; blocks beside them.
+TIMM = {
+    "embeds.proj": "patch_embedding",
+    "embeds": "position_embedding",
+    "norm": "norm",
+    "attn_pool": "pooled",
+}
+SIGLIP2 = {
+    "embeddings.patch_embedding": "patch_embedding",
+    "embeddings": "position_embedding",
+    "post_layernorm": "norm",
+    "head": "pooled",
+}
+BLOCK = re.compile(r"(?:blocks|encoder\.layers)\.(\d+)")
 
 Pictures = Sequence[Any]  # PIL images in RGB
 
 
-class Inputs(NamedTuple):
+class Batch(NamedTuple):
     """Pictures as an image tower takes them."""
 
     grid: Tensor  # (B, 2) rows and columns of patches
@@ -40,64 +56,138 @@ class Inputs(NamedTuple):
     valid: Tensor  # (B, N) bool, False for padding
 
 
-class Pipeline(NamedTuple):
-    """From pictures to what a tower takes, and from that to all stages of each picture."""
-
-    read: Callable[[Pictures], Inputs]
-    tower: Callable[[Inputs], list[Stages]]
-
-
 @dataclass(frozen=True)
 class Source:
-    """What is recorded.
+    """A library's way from pictures to the stages of its image tower.
 
     Attributes:
-        words: which pipeline it is.
-        build: from a number type to the pipeline that computes in it.
+        words: which pipeline it is, and its settings.
+        read: from pictures to the grid and the pixels of each.
+        network: the library's tower, in eval mode.
+        names: the stages that end with a module, by the module's name.
+        call: calls the network, or a copy, with a batch.
         model: the timm NaFlexVit that holds the weights.
         max_patches: most patches of a picture.
         filter: of the resize of pictures.
-        mean: what is taken off each colour, from 0 to 1.
-        std: what each colour is then divided by.
-        notes: in words, which settings of the library other values are taken for.
     """
 
     words: str
-    build: Callable[[torch.dtype], Pipeline]
+    read: Callable[[Pictures], list[Stages]]
+    network: Any
+    names: Mapping[str, str]
+    call: Callable[[Any, Batch], None]
     model: Any
     max_patches: int
     filter: str
-    mean: Sequence[float]
-    std: Sequence[float]
-    notes: Sequence[str] = ()
+
+    def tower(self, given: Sequence[Stages], dtype: torch.dtype = torch.float32) -> list[Stages]:
+        """All stages of each picture, from its grid and pixels, when the tower computes in ``dtype``."""
+        network = copy.deepcopy(self.network).to(dtype)
+        modules = {}
+        for path, module in network.named_modules():
+            name = path.removeprefix("vision_model.")  # older releases wrap transformers' tower
+            block = BLOCK.fullmatch(name)
+            if block:
+                modules[f"block_{block[1]}"] = module
+            elif name in self.names:
+                modules[self.names[name]] = module
+        made = []
+        for start in range(0, len(given), BATCH):
+            few = given[start : start + BATCH]
+            batch = padded(few, self.max_patches, dtype)
+            with recorded(modules) as found, torch.inference_mode():
+                self.call(network, batch)
+            found = {"pixels": batch.pixels, **found}
+            for number, own in enumerate(few):
+                stages = {"grid": own["grid"]}
+                for stage, tensor in found.items():
+                    one = tensor[number].float().cpu()
+                    if stage != "pooled":
+                        one = one[batch.valid[number]]  # (N, C) -> (h * w, C)
+                    stages[stage] = one.numpy()
+                made.append(stages)
+        return made
+
+
+def padded(stages: Sequence[Stages], length: int, dtype: torch.dtype) -> Batch:
+    """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
+    grids = [own["grid"] for own in stages]
+    grid = torch.tensor(np.array(grids, np.int64))
+    valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
+    written = np.concatenate([own["pixels"] for own in stages])
+    patches = torch.tensor(written, dtype=dtype)
+    pixels = patches.new_zeros(*valid.shape, patches.shape[1])  # (B, N, p * p * 3)
+    pixels[valid] = patches
+    return Batch(grid, pixels, valid)
+
+
+@contextmanager
+def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """What each of these modules gives inside, under its stage's name, in the order of the calls."""
+    stages = {module: stage for stage, module in modules.items()}
+    found: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, _: Any, output: Any) -> None:
+        if module in stages:
+            tensor = output[0] if isinstance(output, tuple) else output
+            found[stages[module]] = tensor.clone()  # what follows may write into it
+
+    with register_module_forward_hook(keep):
+        yield found
 
 
 def timm_source(
     model: Any, max_patches: int, interpolation: str | None = None, contender: str = BASELINE
 ) -> Source:
-    """timm's pipeline; the arguments are those of :func:`timm_pipeline`."""
+    """timm's own transforms, and a NaFlexVit whose table a contender resamples.
+
+    Args:
+        model: a NaFlexVit in eval mode.
+        max_patches: most patches of a picture.
+        interpolation: filter of the resize, in place of the data configuration's.
+        contender: one of ``CONTENDERS``.
+    """
     from timm.data import resolve_data_config
 
-    def build(dtype: torch.dtype) -> Pipeline:
-        one = copy.deepcopy(model).to(dtype)
-        return timm_pipeline(one, max_patches, interpolation, contender)
+    prepare = eval_transform(model, max_patches, interpolation)
+    is_channels_last = getattr(model.embeds, "channels_last", True)
+
+    def read(pictures: Pictures) -> list[Stages]:
+        found = []
+        for picture in pictures:
+            sample = prepare(picture)
+            grid = sample["patch_coord"].amax(0) + 1
+            pixels = sample["patches"]
+            if not is_channels_last:
+                pixels = channels_last(pixels)
+            found.append({"grid": grid.int().numpy(), "pixels": pixels.numpy()})
+        return found
+
+    def call(network: Any, batch: Batch) -> None:
+        grid, pixels, valid = batch
+        if not is_channels_last:
+            pixels = channels_first(pixels)
+        coord = coordinates(grid.tolist(), valid.shape[1])
+        with use(contender, network):
+            network({"patches": pixels, "patch_coord": coord, "patch_valid": valid})
 
     config = resolve_data_config({"interpolation": interpolation}, model=model)
     return Source(
         words=f"timm, {contender}",
-        build=build,
+        read=read,
+        network=model,
+        names=TIMM,
+        call=call,
         model=model,
         max_patches=max_patches,
         filter=config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
     )
 
 
 def transformers_source(
     model: Any, max_patches: int | None = None, folder: str | Path | None = None
 ) -> Source:
-    """transformers' pipeline with the weights of timm's ``model``.
+    """transformers' own image processor and Siglip2 image tower, with the weights of timm's ``model``.
 
     Args:
         model: a NaFlexVit of SigLIP-2's design.
@@ -109,167 +199,40 @@ def transformers_source(
     """
     from PIL.Image import Resampling
 
-    processor, notes = build_processor(model, max_patches, folder)
-    config: Mapping[str, Any] = {}
-    if folder:
-        config = read_config(Path(folder))
-        if not config:
-            notes.append("no config.json tells the number of attention heads: timm's is taken")
-    tower = build_tower(model, config)
+    processor = build_processor(model, max_patches, folder)
+    tower = build_tower(model, read_config(Path(folder)) if folder else {})
 
-    def build(dtype: torch.dtype) -> Pipeline:
-        return transformers_pipeline(copy.deepcopy(tower).to(dtype), processor)
+    def read(pictures: Pictures) -> list[Stages]:
+        batch = processor(images=list(pictures), return_tensors="pt")
+        found = []
+        for grid, pixels in zip(batch["spatial_shapes"], batch["pixel_values"]):
+            own = pixels[: grid.prod()]
+            found.append({"grid": grid.int().numpy(), "pixels": own.numpy()})
+        return found
 
-    # Its pixels are (byte * rescale - mean) / std, ours (byte / 255 - mean) / std.
-    rescale = processor.rescale_factor if processor.do_rescale else 1.0
-    mean = np.zeros(3)
-    std = np.ones(3)
-    if processor.do_normalize:
-        mean = np.array(processor.image_mean)
-        std = np.array(processor.image_std)
-    largest = 255 * rescale
+    def call(network: Any, batch: Batch) -> None:
+        with enable("stock", library=LIBRARY):
+            network(
+                pixel_values=batch.pixels,
+                pixel_attention_mask=batch.valid.long(),
+                spatial_shapes=batch.grid,
+            )
+
+    # Some of them may be another's than those of the folder's files.
+    settings = (
+        f"patch_size {processor.patch_size}, max_num_patches {processor.max_num_patches}, "
+        f"{tower.config.num_attention_heads} attention heads"
+    )
     return Source(
-        words=f"{LIBRARY} {version(LIBRARY)}",
-        build=build,
+        words=f"{LIBRARY} {version(LIBRARY)} ({settings})",
+        read=read,
+        network=tower,
+        names=SIGLIP2,
+        call=call,
         model=model,
         max_patches=processor.max_num_patches,
         filter=Resampling(processor.resample).name.lower(),
-        mean=list(mean / largest),
-        std=list(std / largest),
-        notes=notes,
     )
-
-
-def timm_pipeline(
-    model: Any,
-    max_seq_len: int,
-    interpolation: str | None = None,
-    contender: str = BASELINE,
-) -> Pipeline:
-    """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
-
-    Args:
-        model: a NaFlexVit in eval mode.
-        max_seq_len: most patches of a picture.
-        interpolation: filter of the resize, in place of the data configuration's.
-        contender: one of ``CONTENDERS``.
-    """
-    from timm.data.naflex_dataset import NaFlexCollator
-
-    prepare = eval_transform(model, max_seq_len, interpolation)
-    collate = NaFlexCollator(max_seq_len)
-    is_channels_last = getattr(model.embeds, "channels_last", True)
-
-    def read(pictures: Pictures) -> Inputs:
-        samples = [(prepare(picture), 0) for picture in pictures]  # it wants a label
-        batch, _ = collate(samples)
-        grid = batch["patch_coord"].amax(1) + 1
-        pixels = batch["patches"]
-        if not is_channels_last:
-            pixels = channels_last(pixels)
-        return Inputs(grid, pixels, batch["patch_valid"])
-
-    modules = _modules(
-        model.embeds.proj,
-        model.embeds,
-        model.blocks,
-        model.norm,
-        model.attn_pool,
-    )
-
-    def tower(inputs: Inputs) -> list[Stages]:
-        coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
-        pixels = inputs.pixels.to(model.embeds.proj.weight.dtype)
-        if not is_channels_last:
-            pixels = channels_first(pixels)
-        batch = {"patches": pixels, "patch_coord": coord, "patch_valid": inputs.valid}
-        with use(contender, model):
-            return stages_of(inputs, modules, partial(model, batch))
-
-    return Pipeline(read, tower)
-
-
-def _modules(
-    projection: nn.Module, embeddings: nn.Module, blocks: Any, norm: nn.Module, head: Any
-) -> dict[str, nn.Module]:
-    """The modules of a tower by the stages that end with them, in the order in which data flows."""
-    modules = {"patch_embedding": projection, "position_embedding": embeddings}
-    for number, block in enumerate(blocks):
-        modules[f"block_{number}"] = block
-    modules["norm"] = norm
-    if head is not None:
-        modules["pooled"] = head
-    return modules
-
-
-def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
-    """transformers' own image processor and Siglip2 image tower, in eval mode."""
-    core = getattr(model, "vision_model", model)  # older releases wrap the tower once more
-    embeddings = core.embeddings
-    head = core.head if getattr(core, "use_head", True) else None
-    modules = _modules(
-        embeddings.patch_embedding,
-        embeddings,
-        core.encoder.layers,
-        core.post_layernorm,
-        head,
-    )
-
-    def read(pictures: Pictures) -> Inputs:
-        batch = processor(images=list(pictures), return_tensors="pt")
-        valid = batch["pixel_attention_mask"].bool()
-        return Inputs(batch["spatial_shapes"], batch["pixel_values"], valid)
-
-    def tower(inputs: Inputs) -> list[Stages]:
-        batch = {
-            "pixel_values": inputs.pixels.to(embeddings.patch_embedding.weight.dtype),
-            "pixel_attention_mask": inputs.valid.long(),
-            "spatial_shapes": inputs.grid,
-        }
-        with enable("stock", library=LIBRARY):
-            return stages_of(inputs, modules, partial(model, **batch))
-
-    return Pipeline(read, tower)
-
-
-@contextmanager
-def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """What each of these modules gives inside, under its stage's name."""
-    found: dict[str, Tensor] = {}
-
-    def keep(stage: str, _: Any, __: Any, output: Any) -> None:
-        tensor = output[0] if isinstance(output, tuple) else output
-        found[stage] = tensor.clone()  # what follows may write into it
-
-    with ExitStack() as hooks:
-        for stage, module in modules.items():
-            hook = module.register_forward_hook(partial(keep, stage))
-            hooks.enter_context(hook)
-        yield found
-
-
-def stages_of(
-    inputs: Inputs, modules: Mapping[str, nn.Module], run: Callable[[], Any]
-) -> list[Stages]:
-    """The stages of each picture of a batch, without padding, as NumPy arrays in float32.
-
-    Args:
-        inputs: the batch.
-        modules: each gives the stage of this name: tokens (B, N, C), or "pooled" (B, D).
-        run: calls the model of which they are.
-    """
-    with recorded(modules) as found, torch.inference_mode():
-        run()
-    pictures: list[Stages] = []
-    for number, grid in enumerate(inputs.grid):
-        stages: Stages = {"grid": grid.int().numpy()}
-        for stage, tensor in {"pixels": inputs.pixels, **found}.items():
-            one = tensor[number].float().cpu()
-            if stage != "pooled":
-                one = one[: grid.prod()]  # (N, C) -> (h * w, C)
-            stages[stage] = one.numpy()
-        pictures.append(stages)
-    return pictures
 
 
 def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
@@ -318,16 +281,13 @@ def siglip2_weights(model: Any) -> dict[str, Tensor]:
 
 def build_processor(
     model: Any, max_patches: int | None = None, folder: str | Path | None = None
-) -> tuple[Any, list[str]]:
+) -> Any:
     """transformers' image processor; with the settings of ``folder``, where it holds some.
 
     Args:
         model: a NaFlexVit, whose patches the processor has to make.
         max_patches: most patches of a picture, whatever the folder says.
         folder: where preprocessor_config.json may lie.
-
-    Returns:
-        The processor, and in words which settings of the folder other values are taken for.
 
     Raises:
         ValueError: it does not resize pictures.
@@ -336,8 +296,7 @@ def build_processor(
     from transformers import Siglip2ImageProcessor
 
     processor = Siglip2ImageProcessor()
-    is_saved = folder is not None and Path(folder, PROCESSOR).is_file()
-    if is_saved:
+    if folder is not None and Path(folder, PROCESSOR).is_file():
         with load_errors(f"{folder}/{PROCESSOR}", "give it as save_pretrained writes it"):
             processor = Siglip2ImageProcessor.from_pretrained(folder)
     if not processor.do_resize:
@@ -345,12 +304,6 @@ def build_processor(
             f"{folder}/{PROCESSOR} has do_resize false: pictures of any size fill no grid of "
             "patches; valid: true"
         )
-    notes = []
-    taken = {"patch_size": model.embeds.patch_size[0], "max_num_patches": max_patches}
-    for name, value in taken.items():
-        own = getattr(processor, name)
-        if value and own != value:
-            setattr(processor, name, value)
-            if is_saved:
-                notes.append(f"{PROCESSOR} says {name} {own}, but {value} is taken")
-    return processor, notes
+    processor.patch_size = model.embeds.patch_size[0]
+    processor.max_num_patches = max_patches or processor.max_num_patches
+    return processor

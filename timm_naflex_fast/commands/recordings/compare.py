@@ -32,10 +32,8 @@ class Comparison:
     @property
     def first(self) -> Row | None:
         """The first stage at which any picture is beyond rounding."""
-        for row in self.rows:
-            if row.parting:
-                return row
-        return None
+        parting = (row for row in self.rows if row.parting)
+        return next(parting, None)
 
 
 def compare_folders(
@@ -72,18 +70,17 @@ def compare_recordings(
     if any(row.parting for row in rows):
         # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
         # made.
-        is_beyond = []
-        for row in rows:
-            is_beyond.append(row.share > NEARLY * row.limit)
+        nearly = [stage.row(NEARLY) for stage in stages]
+        is_beyond = [bool(row.parting) for row in nearly]
         place = is_beyond.index(True)
         if not rows[place].parting:
-            rows[place] = stages[place].row(NEARLY)
-        parting = rows[place].parting
-        reason = reason_of(stages[place:], parting, reference, port, precision)
-    written = {name for own in port for name in own}
-    not_written = [name for name in reference.order if name not in written]
-    missing = []
-    for picture, own in enumerate(port):
-        if len(own) < len(written):
-            missing.append(picture)
-    return Comparison(rows, reason, precision, missing, not_written)
+            rows[place] = nearly[place]
+        reason = reason_of(stages[place:], rows[place].parting, reference, port, precision)
+    written = {row.stage for row in rows}
+    return Comparison(
+        rows,
+        reason,
+        precision,
+        missing=[picture for picture, own in enumerate(port) if written - own.keys()],
+        not_written=[name for name in reference.order if name not in written],
+    )

@@ -57,6 +57,7 @@ BLOCKS = {
     3: "tokens in blocks of 3 x 3",
     4: "tokens in blocks of 4 x 4",
 }
+OF_AXIS = 6  # settings: the others tell what becomes of the two matrices
 
 
 class Convention(NamedTuple):
@@ -93,9 +94,8 @@ class Convention(NamedTuple):
 
     def matrix(self, n: int, n0: int) -> Array:
         """``A_n`` (n, n0), float64. It may be shared: do not change it."""
-        # What follows the two products does not change them.
-        axis = self._replace(ar_preserving=False, transposed=None, merge=1)
-        return _matrix(axis, n, n0)
+        axis = self[:OF_AXIS]  # what follows the two products does not change them
+        return _matrix(n, n0, *axis)
 
     def words(self) -> str:
         """The convention in words.
@@ -143,55 +143,50 @@ class Convention(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _matrix(axis: Convention, n: int, n0: int) -> Array:
+def _matrix(
+    n: int,
+    n0: int,
+    mode: str,
+    cubic_coefficient: float | None,
+    antialias: bool,
+    outside: str,
+    align_corners: bool,
+    positions: str,
+) -> Array:
     """The matrix (n, n0) of one axis, float64."""
     # How far each axis goes beyond the centres of its outermost cells.
-    table_edge = grid_edge = 0.5
-    if axis.align_corners:
-        table_edge = 0.0
-    if axis.positions == "corners":
-        grid_edge = 0.0
+    table_edge = 0.0 if align_corners else 0.5
+    grid_edge = 0.0 if positions == "corners" else 0.5
     length = n - 1 + 2 * grid_edge
     # PyTorch takes equal sizes as they are, but not in bicubic mode.
-    is_resized = n != n0 or axis.mode == "bicubic"
-    if axis.positions == "scale_factor" and is_resized:
+    if positions == "scale_factor" and (n != n0 or mode == "bicubic"):
         length += 0.1
     table_length = n0 - 1 + 2 * table_edge
-    step = 0.0
-    if length:
-        step = table_length / length
-    if axis.positions == "asymmetric":
+    step = table_length / length if length else 0.0
+    if positions == "asymmetric":
         table_edge = grid_edge = 0.0
-    elif axis.align_corners and axis.antialias:
+    elif align_corners and antialias:
         table_edge = grid_edge = 0.5  # PyTorch changes the step here and not the centres
     in_grid = np.arange(n) + grid_edge  # (n,)
-    centres = step * in_grid - table_edge  # (n,)
-    stretch = 1.0
-    if axis.antialias:
-        stretch = max(step, 1.0)
-    return _weights(axis, centres, stretch, n0)
-
-
-def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array:
-    """What each of n0 cells, at 0, 1, ..., gives to n centres, (n, n0)."""
+    centres = step * in_grid - table_edge
+    stretch = max(step, 1.0) if antialias else 1.0
     beyond = math.ceil(2 * stretch) + 1  # how many cells outside a tap can reach
     cells = np.arange(-beyond, n0 + beyond)
-    if axis.mode == "nearest":
-        half = 0.0 if axis.positions == "asymmetric" else 0.5
+    if mode == "nearest":
+        half = 0.0 if positions == "asymmetric" else 0.5
         nearest = np.floor(centres + half)
         weights = (cells == nearest[:, None]).astype(float)  # (n, cells)
     else:
-        distance = np.abs(cells - centres[:, None])
-        distance = distance / stretch
+        distance = np.abs(cells - centres[:, None]) / stretch
         weights = np.maximum(1 - distance, 0)
-        if axis.cubic_coefficient is not None:
-            weights = _cubic_kernel(distance, axis.cubic_coefficient)
+        if cubic_coefficient is not None:
+            weights = _cubic_kernel(distance, cubic_coefficient)
     weights = weights / weights.sum(1, keepdims=True)
     # Which of the table's cells each of them is.
     inside = cells.clip(0, n0 - 1)
-    if axis.outside != "border":
+    if outside != "border":
         weights = weights * (cells == inside)
-    if axis.outside == "dropped":
+    if outside == "dropped":
         weights = weights / weights.sum(1, keepdims=True)
     is_cell = inside[:, None] == np.arange(n0)  # (cells, n0)
     return weights @ is_cell

@@ -92,15 +92,9 @@ def float32_limits(stage: str) -> dict[str, float]:
     return dict(FLOAT32.get(stage, LATER))
 
 
-def stage_entry(name: str, limits: Limits) -> dict[str, Any]:
-    """What recording.json says of a stage."""
-    return {"name": name, "limits": dict(limits)}
-
-
 def sha256(file: Path) -> str:
     """The hash of a file's bytes, in hexadecimal digits."""
-    content = file.read_bytes()
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def sampled(numbers: Array) -> Array:
@@ -108,10 +102,9 @@ def sampled(numbers: Array) -> Array:
     if numbers.ndim < 2 or len(numbers) <= SAMPLE:
         return numbers
     # Closer at first: at equal distances they would be the diagonal of a grid of 6 x 6.
-    last = len(numbers) - 1
     shares = np.linspace(0, 1, SAMPLE) ** 1.5
-    rows = (last * shares).round()
-    return numbers[rows.astype(int)]
+    rows = (len(numbers) - 1) * shares
+    return numbers[rows.round().astype(int)]
 
 
 # Arrays ----------------------------------------------------------------------------------------
@@ -145,14 +138,11 @@ def _read_safetensors(file: Path) -> dict[str, Array]:
     from safetensors import deserialize
 
     arrays = {}
-    content = file.read_bytes()
-    for name, entry in deserialize(content):
-        number_type = entry["dtype"]
-        array = np.frombuffer(entry["data"], NUMBER_TYPES[number_type])
-        if number_type == "BF16":
+    for name, entry in deserialize(file.read_bytes()):
+        array = np.frombuffer(entry["data"], NUMBER_TYPES[entry["dtype"]])
+        if entry["dtype"] == "BF16":
             # The upper half of a float32.
-            upper = array.astype("<u4")
-            array = (upper << 16).view("<f4")
+            array = (array.astype("<u4") << 16).view("<f4")
         arrays[name] = array.reshape(entry["shape"])
     return arrays
 
@@ -174,18 +164,6 @@ def _read_npz(file: Path) -> dict[str, Array]:
 READERS = {".safetensors": _read_safetensors, ".npz": _read_npz, ".npy": _read_npy}
 
 
-def check_array(numbers: Array, shape: tuple[int, ...], what: str) -> Array:
-    """The array in float64; ``Unusable`` unless it has this shape and holds finite numbers."""
-    if numbers.shape != shape:
-        raise Unusable(f"{what} must have shape {shape}; got {numbers.shape}")
-    if numbers.dtype.kind in "fiu":
-        numbers = numbers.astype(np.float64)
-        is_finite = np.abs(numbers) < LARGEST
-        if is_finite.all():
-            return numbers
-    raise Unusable(f"{what} must hold finite numbers; got NaN, infinity, text or the like")
-
-
 # The reference ---------------------------------------------------------------------------------
 
 
@@ -199,23 +177,17 @@ def read_recording(folder: Path) -> Recording:
     found = read_arrays(folder / "stages.safetensors")
     table = found.pop(TABLE, None)
     order = [stage["name"] for stage in about["stages"]]
-    pictures = about["pictures"]
-    stages = split_pictures(found, order, len(pictures), folder)
-    for own, picture in zip(stages, pictures):
-        is_whole = list(own) == order
-        if is_whole:
-            is_whole = own["grid"].tolist() == picture["grid"]
-        if not is_whole:
+    stages = split_pictures(found, order, len(about["pictures"]), folder)
+    for own, picture in zip(stages, about["pictures"]):
+        if list(own) != order or own["grid"].tolist() != picture["grid"]:
             raise Unusable(
                 f"{folder} must hold every stage of every picture, with the grids of recording.json"
             )
     check_stages(stages, stages, folder)
     # A recording may come without what known mistakes give.
-    mistakes: dict[str, Array] = {}
-    mistakes_file = folder / "mistakes.safetensors"
-    if mistakes_file.exists():
-        mistakes = read_arrays(mistakes_file)
-    return Recording(about, stages, table, mistakes)
+    mistakes = folder / "mistakes.safetensors"
+    known = read_arrays(mistakes) if mistakes.exists() else {}
+    return Recording(about, stages, table, known)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -227,8 +199,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     file = folder / "recording.json"
     check_is_file(file)
     try:
-        text = file.read_text(encoding="utf-8")
-        about: dict[str, Any] = json.loads(text)
+        about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         check_about(about)
     except (LookupError, TypeError, ValueError, RecursionError) as problem:
         raise Unusable(f"{file} does not describe a recording ({problem!r})") from problem
@@ -246,8 +217,7 @@ def check_about(about: Mapping[str, Any]) -> None:
             "install the release that wrote it"
         )
     names = [stage["name"] for stage in about["stages"]]
-    is_each_once = len(set(names)) == len(names)
-    if names[0] != "grid" or not is_each_once:
+    if names[0] != "grid" or len(set(names)) < len(names):
         raise ValueError("its stages must have different names, grid first")
     count = len(about["pictures"])
     positive(count)
@@ -282,10 +252,8 @@ def check_about(about: Mapping[str, Any]) -> None:
         },
     )
     for stage in about["stages"]:
-        limits = stage["limits"]
         measures = dict.fromkeys(float32_limits(stage["name"]), positive)
-        precisions = [*PRECISIONS, *limits]
-        check(limits, dict.fromkeys(precisions, measures))
+        check(stage["limits"], dict.fromkeys([*PRECISIONS, *stage["limits"]], measures))
 
 
 def check(value: Any, form: Any) -> None:
@@ -330,8 +298,7 @@ def split_pictures(
         names = [f"{number:03}.{stage}" for number in range(count)]
         if stage in left:
             batch = np.atleast_1d(left.pop(stage))
-            is_twice = not left.keys().isdisjoint(names)
-            if is_twice or len(batch) != count:
+            if len(batch) != count or not left.keys().isdisjoint(names):
                 raise Unusable(
                     f"{folder}: {stage} must be one batch of {count} pictures, or an array for each"
                 )
@@ -340,10 +307,9 @@ def split_pictures(
             if name in left:
                 own[stage] = left.pop(name)
     if left:
-        valid = ", ".join(order)
         raise Unusable(
             f"{folder}: there is no {min(left)!r}; valid: 000 to {count - 1:03}, and after a dot "
-            f"{valid}"
+            f"{', '.join(order)}"
         )
     return pictures
 
@@ -362,19 +328,26 @@ def check_stages(pictures: Sequence[Stages], likes: Sequence[Stages], folder: Pa
     for number, (own, like) in enumerate(zip(pictures, likes)):
         for stage, numbers in own.items():
             what = f"{folder}: {number:03}.{stage}"
-            wanted = like[stage].shape[-1:]
+            shape = like[stage].shape[-1:]
             is_one_row = stage in ("grid", "pooled")
             if not is_one_row:
                 # The picture's own grid, which comes first, tells how many tokens there are.
-                grid = own.get("grid", like["grid"])
-                tokens = math.prod(map(int, grid))
-                wanted = (tokens, *wanted)
+                tokens = math.prod(map(int, own.get("grid", like["grid"])))
+                shape = (tokens, *shape)
             # Some keep the axis of the batch, or that of the one query.
-            while numbers.ndim > len(wanted) and len(numbers) == 1:
+            while numbers.ndim > len(shape) and len(numbers) == 1:
                 numbers = numbers[0]
             if not is_one_row:
                 numbers = np.atleast_1d(numbers)[:tokens]
-            own[stage] = check_array(numbers, wanted, what)
+            if numbers.shape != shape:
+                raise Unusable(f"{what} must have shape {shape}; got {numbers.shape}")
+            is_number = numbers.dtype.kind in "fiu"
+            # Where it is none, infinity stands for it.
+            own[stage] = numbers.astype(np.float64) if is_number else np.full(shape, np.inf)
+            if not np.all(np.abs(own[stage]) < LARGEST):
+                raise Unusable(
+                    f"{what} must hold finite numbers; got NaN, infinity, text or the like"
+                )
             if stage == "grid" and own[stage].min() < 1:
                 raise Unusable(f"{what} must hold numbers from 1 on; got {numbers.tolist()}")
 
@@ -432,20 +405,16 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
         part = Path(made, folder.name)
         (part / "pictures").mkdir(parents=True)
         entries = []
-        for number, picture in enumerate(pictures):
+        for number, (picture, given) in enumerate(zip(pictures, recording.about["pictures"])):
             name = f"pictures/{number:03}.png"
             picture.save(part / name)
-            written = {"file": name, "sha256": sha256(part / name)}
-            given = recording.about["pictures"][number]
-            entries.append({**written, **given})
+            entries.append({"file": name, "sha256": sha256(part / name), **given})
         about = {**recording.about, "pictures": entries}
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (part / "recording.json").write_text(text + "\n", encoding="utf-8")
         # safetensors' own ``save_file`` lets nobody else read the file.
-        content = save(arrays)
-        (part / "stages.safetensors").write_bytes(content)
-        content = save(dict(recording.mistakes))
-        (part / "mistakes.safetensors").write_bytes(content)
+        (part / "stages.safetensors").write_bytes(save(arrays))
+        (part / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)

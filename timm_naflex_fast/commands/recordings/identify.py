@@ -87,23 +87,16 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
         cells = cells[0]
     if tokens.ndim == 3 and len(tokens) == len(sizes):
         # It may be padded: each image's own tokens come first.
-        images = []
-        for image, count in zip(tokens, counts):
-            images.append(image[:count])
-        tokens = np.concatenate(images)
+        tokens = np.concatenate([image[:count] for image, count in zip(tokens, counts)])
     if tokens.ndim > 2:
-        channels = tokens.shape[-1]
-        tokens = tokens.reshape(-1, channels)
-    needed = (sum(counts), *cells.shape[2:])
-    if cells.ndim != 3 or tokens.shape != needed:
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+    if cells.ndim != 3 or tokens.shape != (sum(counts), cells.shape[2]):
         raise ValueError(
             f"table must be (H0, W0, C) and result ({sum(counts)}, C), channels last; got "
             f"{tuple(table.shape)} and {tuple(result.shape)}"
         )
-    grids = {(h, w) for _, h, w in sizes}
-    is_resampled = grids != {cells.shape[:2]}
-    extent = np.ptp(cells, (0, 1))  # (C,)
-    tells = extent.any() and tokens.any()
+    is_resampled = {(h, w) for _, h, w in sizes} != {cells.shape[:2]}
+    tells = np.ptp(cells, (0, 1)).any() and tokens.any()
     if not (is_resampled and tells):
         raise ValueError(
             "nothing can be told of a table that is the same in every cell, sizes that are all the "
@@ -115,8 +108,7 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
 def _float64(name: str, tensor: Tensor) -> Array:
     """The tensor's numbers in float64, on the host."""
     if isinstance(tensor, Tensor) and tensor.is_floating_point():
-        on_host = tensor.detach().cpu()
-        numbers = on_host.double().numpy()
+        numbers = tensor.detach().cpu().double().numpy()
         if np.isfinite(numbers).all():
             return numbers
     raise ValueError(f"{name} must be a tensor of finite floating point numbers")
@@ -146,20 +138,16 @@ def ranked(
         # Those with the same error stay in the order in which they come.
         return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
-    spread = table.std((0, 1))  # (C,)
-    order = np.argsort(spread)
-    some_channels = order[-SOME_CHANNELS:]
-    some = by_error(conventions(sizes), some_channels)
+    order = np.argsort(table.std((0, 1)))
+    some = by_error(conventions(sizes), order[-SOME_CHANNELS:])
     best = [convention for _, convention in some[:BEST]]
-    others = some[BEST:]
-    return by_error(best, slice(None)) + others
+    return by_error(best, slice(None)) + some[BEST:]
 
 
 def largest_difference(wanted: Array, tokens: Array) -> float:
     """Relative to the largest absolute value of the tokens."""
     off = np.abs(tokens - wanted)
-    largest = np.abs(tokens).max()
-    return float(off.max() / largest)
+    return float(off.max() / np.abs(tokens).max())
 
 
 def distance(wanted: Array, tokens: Array) -> float:
@@ -196,7 +184,7 @@ def verdict(
     """
     cells, sizes, tokens = checked(table, size, result)
     ranking = ranked(cells, sizes, tokens, distance)
-    if reference not in [convention for _, convention in ranking]:
+    if all(convention != reference for _, convention in ranking):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
     error = distance(reference.tokens(cells, sizes), tokens)
     smallest, _ = ranking[0]
@@ -214,16 +202,13 @@ def verdict(
         f"limit {100 * limit:.3g} %). The nearest:"
     ]
     for off, convention in ranking[:SHOWN]:
-        percent = f"{100 * off:10.3g} %"
-        lines.append(f"{percent}  {convention.words()}")
+        lines.append(f"{100 * off:10.3g} %  {convention.words()}")
     lines.append(f"the reference: {reference.words()}")
     for wider in PRECISIONS:
         if limit < smallest <= limit_of(wider, cells):
             lines.append(f"as large as {wider}'s rounding: if so, say --precision {wider}")
             break
-    as_near = 0
-    for off, _ in ranking[:BEST]:
-        as_near += MUCH_NEARER * off <= smallest + EXACT
+    as_near = sum(MUCH_NEARER * off <= smallest + EXACT for off, _ in ranking[:BEST])
     if as_near > 1:
         lines.append(
             f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"

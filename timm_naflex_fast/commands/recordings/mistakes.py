@@ -9,7 +9,9 @@ Tests: tests/commands/recordings/test_mistakes.py.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import wrong_lines
-from .format import Array, Recording, Stages, Unusable, sampled
+from .format import Recording, Stages, Unusable, sampled
 from .rule import stages_at
 
 LIST = Path(__file__).with_name("mistakes.diff")
@@ -27,6 +29,7 @@ PLACES = (
     Path(__file__).parents[3] / "examples" / NAME,
 )
 MOST = 4  # pictures of which a mistake's numbers are kept
+TRIED = 4  # mistakes are run on the first pictures: a base model takes a second for each
 
 
 class Mistake(NamedTuple):
@@ -56,18 +59,14 @@ def read_mistakes(file: Path = LIST) -> list[Mistake]:
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         mark = line[:1]
-        text = line[2:]
         try:
-            if mark in ("", "#"):
-                continue
             if mark == "[":
                 start = line[1:-1]
             elif mark == "-":
-                found[-1].lines.append([text])
+                found[-1].lines.append([line[2:]])
             elif mark == "+":
-                pair = found[-1].lines[-1]
-                pair.append(text)
-            else:
+                found[-1].lines[-1].append(line[2:])
+            elif mark not in ("", "#"):
                 name, words = line.split(": ", 1)
                 found.append(Mistake(name, words, start, []))
         except (IndexError, ValueError) as problem:
@@ -83,10 +82,8 @@ def mistakes_of(depth: int, more: Path | None = None) -> list[Mistake]:
     for number in range(depth):
         stage = f"block_{number}"
         words = f"block {number} is left out"
-        wrong = f"return x if number == {number} else block("
-        lines = [["return block(", wrong]]
-        mistake = Mistake(f"{stage}_left_out", words, stage, lines)
-        found.append(mistake)
+        lines = [["return block(", f"return x if number == {number} else block("]]
+        found.append(Mistake(f"{stage}_left_out", words, stage, lines))
     if more is not None:
         found += read_mistakes(more)
     return found
@@ -99,22 +96,22 @@ class Port:
     """
 
     def __init__(
-        self, recording: Recording, weights: Mapping[str, Array], mistake: Mistake | None = None
+        self, recording: Recording, weights: Mapping[str, Any], mistake: Mistake | None = None
     ) -> None:
         """Load the port.
 
         Args:
             recording: tells what the port has to know of pictures and tower.
-            weights: those of the recording, under transformers' names.
+            weights: those of the recording, under transformers' names; arrays, or tensors.
             mistake: which one is made.
 
         Raises:
             Unusable: a right line of the mistake is not once in the port.
         """
         self.recording = recording
-        self.weights = weights
-        there = [file for file in PLACES if file.is_file()]
-        text = there[0].read_text(encoding="utf-8")
+        self.weights = {name: np.asarray(one) for name, one in weights.items()}
+        file = next(filter(Path.is_file, PLACES))
+        text = file.read_text(encoding="utf-8")
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
@@ -125,8 +122,7 @@ class Port:
         }
         exec(compile(text, NAME, "exec"), self.names)
         filters = self.names["Image"].Resampling
-        filter_name = recording.about["filter"].upper()
-        self.names["FILTER"] = filters[filter_name]
+        self.names["FILTER"] = filters[recording.about["filter"].upper()]
 
     def made(self, start: str, picture: Any, right: Stages) -> Stages:
         """What a picture gives from a stage on.
@@ -149,17 +145,14 @@ class Port:
                 made["grid"] = np.array(grid, np.int32)
             else:
                 grid = right["grid"].astype(int)
-                before = order[order.index(start) - 1]
-                x = right[before].astype(np.float32)
+                x = right[order[order.index(start) - 1]].astype(np.float32)
             count = math.prod(grid)
             self.names.update(count=count, given=right)
             for stage in order[order.index(start) :]:
                 step = self.names["step"]
                 x = step(stage, x, grid, about, self.recording.table, self.weights)
                 x = x.astype(np.float32)
-                made[stage] = x
-                if stage != "pooled":
-                    made[stage] = x[:count]  # without padding
+                made[stage] = x if stage == "pooled" else x[:count]  # without padding
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             pass
         return made
@@ -174,33 +167,29 @@ def with_lines(text: str, mistake: Mistake) -> str:
                 f"{mistake.name}: {right!r} is {count} times in {NAME}; valid: what is there once"
             )
         # The wrong lines are indented as the right one is.
-        start, rest = text.split(right)
-        _, _, line = start.rpartition("\n")
-        width = len(line) - len(line.lstrip())
-        indent = " " * width
-        text = start + f"\n{indent}".join(wrong) + rest
+        indent = re.findall(rf"^( *).*{re.escape(right)}", text, re.MULTILINE)[0]
+        text = text.replace(right, f"\n{indent}".join(wrong))
     return text
 
 
-def known_mistakes(
+def with_mistakes(
     recording: Recording,
-    weights: Mapping[str, Array],
+    weights: Mapping[str, Any],
     pictures: Sequence[Any],
     mistakes: Iterable[Mistake],
-) -> tuple[list[dict[str, Any]], Stages]:
-    """Run one mistake after the other on a reference's pictures.
+) -> Recording:
+    """A recording with what known mistakes give: one after the other is run on its pictures.
+
+    Its entries tell the pictures that show a mistake. Its arrays are, for the first of these, the
+    mistake's numbers at the first stage that shows it and at "pooled". Nothing is kept of a mistake
+    that does not show, nor at a stage that the right port itself does not make as the reference
+    does: that has another activation, say.
 
     Args:
-        recording: the reference.
+        recording: the reference, without mistakes.
         weights: those of the recording, under transformers' names.
         pictures: PIL images in RGB, the first ones of the recording or all.
         mistakes: which ones.
-
-    Returns:
-        The entries of recording.json, which tell the pictures that show a mistake. And the arrays of
-        mistakes.safetensors: for the first of these, its numbers at the first stage that shows it
-        and at "pooled". Nothing of a mistake that does not show, nor at a stage that the right port
-        itself does not make as the reference does: that has another activation, say.
     """
     right_port = Port(recording, weights)
 
@@ -228,11 +217,10 @@ def known_mistakes(
         showing = list(shown[stage])
         entries.append({**mistake._asdict(), "stage": stage, "pictures": showing})
         for number in showing[:MOST]:
-            few = kept(stage, shown[stage][number])
-            for name, numbers in few.items():
-                key = f"{mistake.name}/{number:03}.{name}"
-                arrays[key] = numbers
-    return entries, arrays
+            for name, numbers in kept(stage, shown[stage][number]).items():
+                arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
+    about = {**recording.about, "mistakes": entries, "mistakes_tried": len(pictures)}
+    return replace(recording, about=about, mistakes=arrays)
 
 
 def kept(first: str, made: Stages) -> Stages:
@@ -240,10 +228,7 @@ def kept(first: str, made: Stages) -> Stages:
     wanted = {first, "pooled"}
     if first == "grid":
         wanted.add("pixels")
-    found = {}
-    for stage in made:
-        if stage in wanted:
-            found[stage] = sampled(made[stage])
+    found = {stage: sampled(made[stage]) for stage in made if stage in wanted}
     if "pixels" in found:
         found["pixels"] = found["pixels"].astype(np.float16)  # it is enough for grey levels
     return found
@@ -255,8 +240,7 @@ def first_shown(made: Stages, number: int, recording: Recording) -> str | None:
     Where pixels are right within rounding, what follows from them is not looked at: other limits
     are for them.
     """
-    port: list[Stages] = [{}] * number
-    port.append(made)
+    port = [*[{}] * number, made]
     for stage in stages_at("float32", recording, port):
         if stage.row().parting:
             return stage.name

@@ -51,12 +51,9 @@ def reason_of(
         port: the port's stages of each picture.
         precision: that of the port.
     """
-    known = []
-    possible = known_mistakes(stages, parting, reference, port)
-    for words, stage, numbers in possible:
-        reason = reason_if(words, stage, parting, numbers)
-        if reason:
-            known.append(reason)
+    tried = known_mistakes(stages, parting, reference, port)
+    reasons = (reason_if(words, stage, parting, numbers) for words, stage, numbers in tried)
+    known = [reason for reason in reasons if reason]
 
     def distance(reason: Reason) -> float:
         times = reason.times
@@ -83,10 +80,8 @@ def known_mistakes(
     """
     first = stages[0]
     place = reference.order.index(first.name)
-    before = reference.order[:place]
-    not_written = set(before).difference(*port)
-    looked_at = dict.fromkeys(not_written, stages[-1])
-    looked_at[first.name] = first
+    not_written = set(reference.order[:place]).difference(*port)
+    looked_at = {**dict.fromkeys(not_written, stages[-1]), first.name: first}
     tried = set(range(reference.about["mistakes_tried"]))
     for mistake in reference.about["mistakes"]:
         stage = looked_at.get(mistake["stage"])
@@ -101,12 +96,7 @@ def known_mistakes(
         yield mistake["words"], stage, recorded(name, stage, reference)
 
     if first.name == "position_embedding" and reference.table is not None:
-        sizes = []
-        for picture in first.port:
-            grid = reference.stages[picture]["grid"]
-            h, w = map(int, grid)
-            sizes.append((1, h, w))
-        for convention in conventions(sizes):
+        for convention in conventions([grid_of(reference, picture) for picture in first.port]):
             words = f"the table is resampled otherwise: {convention.words()}"
             yield words, first, resized(convention, first, reference)
 
@@ -123,10 +113,14 @@ def resized(convention: Convention, stage: Stage, reference: Recording) -> Numbe
     """The position embeddings of the port's pictures, if the table is resized by a convention."""
     table = np.asarray(reference.table, np.float64)
     for picture in stage.port:
-        own = reference.stages[picture]
-        h, w = map(int, own["grid"])
-        added = convention.tokens(table, [(1, h, w)])
-        yield picture, own["patch_embedding"] + added
+        added = convention.tokens(table, [grid_of(reference, picture)])
+        yield picture, reference.stages[picture]["patch_embedding"] + added
+
+
+def grid_of(reference: Recording, picture: int) -> tuple[int, int, int]:
+    """One frame, and the picture's rows and columns."""
+    h, w = map(int, reference.stages[picture]["grid"])
+    return 1, h, w
 
 
 def has_pixels_of(name: str, stages: Sequence[Stage], reference: Recording) -> bool:
@@ -159,8 +153,7 @@ def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers
             found[picture] = times
     if not found:
         return None
-    farthest = max(found.values())
-    return Reason(words, True, tuple(found), farthest)
+    return Reason(words, True, tuple(found), max(found.values()))
 
 
 def precision_hint(first: str, reference: Recording, port: Sequence[Stages], precision: str) -> str:
@@ -168,6 +161,8 @@ def precision_hint(first: str, reference: Recording, port: Sequence[Stages], pre
     names = []
     place = PRECISIONS.index(precision)
     for wider in PRECISIONS[place + 1 :]:
+        if wider not in reference.limits[first]:
+            continue  # those of ``drift --against``, which is in float32
         for stage in stages_at(wider, reference, port):
             if stage.name == first and not stage.row().parting:
                 names.append(wider)
@@ -186,23 +181,15 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
     ours = stage.port[picture]
     theirs = stage.reference[picture]
     if stage.name == "grid":
-        own_grid = tuple(map(int, ours))
-        right_grid = tuple(map(int, theirs))
-        return f"the grid is {own_grid}, not {right_grid}"
+        return f"the grid is {ours.astype(int).tolist()}, not {theirs.astype(int).tolist()}"
     # The factor by which the reference's numbers come nearest to the port's.
-    products = ours * theirs
-    squares = theirs * theirs
-    factor = products.sum() / (squares.sum() or 1.0)
-    limits = []
-    for one in parting:
-        scaled = factor * stage.reference[one]
-        limits.append(stage.worst(one, scaled).limits)
+    factor = np.vdot(ours, theirs) / (np.vdot(theirs, theirs) or 1.0)
+    limits = [stage.worst(one, factor * stage.reference[one]).limits for one in parting]
     if max(limits) <= 1:
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
     for measure, off in stage.differences(picture, theirs).items():
-        is_beyond = off > stage.limits[measure]
-        beyond = np.flatnonzero(is_beyond)
+        beyond = np.flatnonzero(off > stage.limits[measure])
         if 0 < beyond.size < off.size:
             words += (
                 f"; in picture {picture:03} {beyond.size} of {off.size} {measure}s differ "

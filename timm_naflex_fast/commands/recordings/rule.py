@@ -67,13 +67,8 @@ class Stage:
     def sizes(self) -> Array:
         """How large its channels (C,) are: the root mean square over all tokens of the reference.
 
-        Of all pictures: one of few tokens may have a channel near zero. Of pixels, one grey level.
+        Of all pictures: one of few tokens may have a channel near zero.
         """
-        if self.name == "pixels":
-            grey_level = 1 / (255 * np.array(self.std))  # (colours,)
-            width = self.reference[0].shape[1]
-            repeats = width // len(self.std)
-            return np.tile(grey_level, repeats)
         rows = [np.atleast_2d(one) for one in self.reference]
         return root_mean_square(np.concatenate(rows))
 
@@ -95,63 +90,54 @@ class Stage:
         if ours.shape != theirs.shape:
             infinite = np.array(np.inf)
             return dict.fromkeys(self.limits, infinite)
-        if self.name == "pixels":
-            # A mistake may spread pixels wider, and so what their rounding moves.
-            extent = np.ptp(theirs / self.sizes)
-            spread = max(extent / 255, 1.0)
-            levels = (ours - theirs) / self.sizes / spread
-            return {
-                "pixel": np.abs(levels),
-                "mean": np.abs(levels.mean()),
-            }
         off = np.abs(ours - theirs)
         if self.name == "grid":
             return {"number": off}
+        if self.name == "pixels":
+            # A mistake may spread pixels wider, and so what their rounding moves.
+            levels = grey_levels(theirs, self.std)
+            spread = max(np.ptp(levels) / 255, 1.0)
+            moved = (grey_levels(ours, self.std) - levels) / spread
+            return {
+                "pixel": np.abs(moved),
+                "mean": np.abs(moved.mean()),
+            }
         magnitudes = np.abs(theirs)
         # What is divided by must not be zero.
         tiny = np.finfo(np.float64).tiny
         smallest = SMALLEST_SCALE * np.median(self.sizes) + tiny
         if self.name == "pooled":
-            largest = max(magnitudes.max(), smallest)
-            return {"number": off / largest}
+            return {"number": off / max(magnitudes.max(), smallest)}
         token_sizes = np.median(magnitudes, 1)  # (N,)
         channel_sizes = np.maximum(self.sizes, root_mean_square(theirs))  # (C,)
-        token_off = np.median(off, 1)  # (N,)
-        channel_off = root_mean_square(off)  # (C,)
         return {
-            "token": token_off / np.maximum(token_sizes, smallest),
-            "channel": channel_off / np.maximum(channel_sizes, smallest),
+            "token": np.median(off, 1) / np.maximum(token_sizes, smallest),
+            "channel": root_mean_square(off) / np.maximum(channel_sizes, smallest),
         }
 
     def worst(self, picture: int, numbers: Array) -> Worst:
         """The largest of the differences from these numbers of a picture, in limits."""
         found = []
         for measure, off in self.differences(picture, numbers).items():
-            share = float(off.max())
-            if math.isnan(share):
-                share = math.inf
-            limits = share / self.limits[measure]
-            found.append(Worst(limits, share, measure))
+            share = math.inf if np.isnan(off).any() else float(off.max())
+            found.append(Worst(share / self.limits[measure], share, measure))
         return max(found)
+
+    @cached_property
+    def worsts(self) -> dict[int, Worst]:
+        """How far the port is from the reference, in each of its pictures."""
+        return {picture: self.worst(picture, self.reference[picture]) for picture in self.port}
 
     def row(self, part: float = 1.0) -> Row:
         """How far the port is from the reference; pictures part beyond this part of a limit."""
-        found = []
-        parting = []
-        for picture in self.port:
-            right = self.reference[picture]
-            worst = self.worst(picture, right)
-            found.append(worst)
-            if worst.limits > part:
-                parting.append(picture)
-        worst = max(found)
+        worst = max(self.worsts.values())
         return Row(
             stage=self.name,
             measure=worst.measure,
             share=worst.share,
             limit=part * self.limits[worst.measure],
-            parting=tuple(parting),
-            compared=len(found),
+            parting=tuple(one for one in self.port if self.worsts[one].limits > part),
+            compared=len(self.port),
         )
 
 
@@ -160,10 +146,7 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
     found: list[Stage] = []
     moved = 0.0  # how many grey levels the port's own pixels differ in the worst picture, up to one
     for name in reference.order:
-        written = {}
-        for picture, own in enumerate(port):
-            if name in own:
-                written[picture] = own[name]
+        written = {picture: own[name] for picture, own in enumerate(port) if name in own}
         if not written:
             continue
         right = [own[name] for own in reference.stages]
@@ -196,6 +179,12 @@ def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array
             off = ours - theirs
             found[picture] = tokens[picture] - off
     return found
+
+
+def grey_levels(pixels: Array, std: Sequence[float]) -> Array:
+    """Pixels (N, p * p * 3) in grey levels of 255, whatever was taken off; (N * p * p, 3)."""
+    colours = pixels.reshape(-1, len(std)).astype(np.float64)
+    return colours * 255 * std
 
 
 def root_mean_square(tokens: Array) -> Array:
