@@ -4,7 +4,13 @@ it."""
 from functools import cache
 
 import numpy as np
+import timm
+import torch
 from PIL import Image
+
+from timm_naflex_fast.commands.measure.pipelines import siglip2_weights, timm_source
+from timm_naflex_fast.commands.measure.record import make_recording, with_limits
+from timm_naflex_fast.commands.recordings.mistakes import Port, mistakes_of, with_mistakes
 
 PATCH = 8
 LENGTH = 36  # most patches
@@ -24,9 +30,6 @@ def smooth_pictures(sizes=SIZES):
 
 def tiny_model(**settings):
     """A NaFlexVit of SigLIP-2's design, in which each mistake shows."""
-    import timm
-    import torch
-
     sizes = dict(embed_dim=32, depth=3, num_heads=4, mlp_ratio=2, patch_size=PATCH)
     table = dict(pos_embed_grid_size=(6, 6), pos_embed_interp_mode="bilinear")
     name = "naflexvit_base_patch16_siglip.v2_webli"
@@ -41,41 +44,19 @@ def tiny_model(**settings):
     return model
 
 
-def source_of(model, interpolation="bilinear", **options):
-    from timm_naflex_fast.commands.measure.pipelines import timm_source
+def source_of(model):
+    """The model's own pipeline, with the filter of training."""
+    return timm_source(model, LENGTH, "bilinear")
 
-    return timm_source(model, LENGTH, interpolation, **options)
 
-
-def recording_of(model, pictures, mistakes=None, interpolation="bilinear"):
+def recording_of(model, pictures, mistakes=None):
     """A recording, with the numbers of these mistakes, or of all that are known."""
-    from timm_naflex_fast.commands.measure.record import make_recording, with_mistakes
-    from timm_naflex_fast.commands.recordings.mistakes import mistakes_of
-
+    source = source_of(model)
     names = [f"picture {number}" for number in range(len(pictures))]
-    recording = make_recording(source_of(model, interpolation), pictures, names, {})
+    recording = with_limits(make_recording(source, pictures, names, {}), source)
     if mistakes is None:
         mistakes = mistakes_of(len(model.blocks))
-    return with_mistakes(recording, model, pictures, mistakes)
-
-
-def port_of(recording, model, pictures=None, mistake=None, start="patch_embedding"):
-    """What the port in NumPy writes: from pictures, or from what is recorded before ``start``."""
-    from timm_naflex_fast.commands.measure.pipelines import siglip2_weights
-    from timm_naflex_fast.commands.recordings.mistakes import Port
-
-    weights = {name: one.numpy() for name, one in siglip2_weights(model).items()}
-    port = Port(recording, weights, mistake)
-    if pictures is None:
-        pictures = [None] * len(recording.stages)
-    else:
-        start = "picture"
-    written = []
-    for picture, right in zip(pictures, recording.stages):
-        made = port.made(start, picture, right)
-        before = {stage: right[stage] for stage in right if stage not in made}
-        written.append({stage: {**before, **made}[stage] for stage in recording.order})
-    return written
+    return with_mistakes(recording, siglip2_weights(model), pictures, mistakes)
 
 
 @cache
@@ -85,22 +66,22 @@ def reference():
     return model, recording_of(model, smooth_pictures())
 
 
+def port_with(mistake):
+    """What the port in NumPy with a mistake writes, from the pictures or what is before the mistake."""
+    model, recording = reference()
+    port = Port(recording, siglip2_weights(model), mistake)
+    written = []
+    for picture, right in zip(smooth_pictures(), recording.stages):
+        made = {**right, **port.made(mistake.start, picture, right)}
+        written.append({stage: made[stage] for stage in recording.order})
+    return written
+
+
 def random_table(seed, channels=3, size=(8, 9)):
     """A table (H0, W0, C), float32."""
-    import torch
-
     return torch.randn(*size, channels, generator=torch.Generator().manual_seed(seed))
 
 
 def tokens_of(convention, table, sizes):
     """What a convention makes of it, (tokens, C), float64."""
-    import torch
-
     return torch.from_numpy(convention.tokens(table.double().numpy(), sizes))
-
-
-def compared(recording, ports, precision="float32"):
-    """The comparison of the stages that a port wrote."""
-    from timm_naflex_fast.commands.recordings.compare import compare_recordings
-
-    return compare_recordings(recording, ports, precision)

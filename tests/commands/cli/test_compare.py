@@ -22,21 +22,17 @@ KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
 
 
 @pytest.fixture
-def reference(tmp_path):
-    """A copy of the kit, which a test may spoil."""
-    folder = tmp_path / "REF"
-    folder.mkdir()
-    for file in KIT.glob("*.*"):
-        shutil.copy(file, folder)
-    return folder
+def folders(tmp_path):
+    """A copy of the kit, and a right port, which a test may spoil."""
+    (tmp_path / "PORT").mkdir()
+    shutil.copy(KIT / "stages.safetensors", tmp_path / "PORT")
+    shutil.copytree(KIT, tmp_path / "REF", ignore=shutil.ignore_patterns("pictures", "weights"))
+    return tmp_path
 
 
 @pytest.fixture
-def port(tmp_path):
-    """A right port, which a test may spoil."""
-    (tmp_path / "PORT").mkdir()
-    shutil.copy(KIT / "stages.safetensors", tmp_path / "PORT")
-    return tmp_path / "PORT"
+def port(folders):
+    return folders / "PORT"
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def compare(capsys):
 def spoil(folder, name, change):
     """One array of a folder is another, or (None) is not there."""
     arrays = load_file(folder / "stages.safetensors")
-    made = change(arrays.pop(name))
+    made = change(arrays.pop(name, np.zeros(10)))
     if made is not None:
         arrays[name] = np.ascontiguousarray(made)
     save_file(arrays, folder / "stages.safetensors")
@@ -65,26 +61,19 @@ def spoil(folder, name, change):
 # Verdicts.
 
 
-def test_a_recording_is_equal_to_itself_and_has_status_0(compare):
-    status, printed = compare(KIT, KIT)
-    assert status == 0
-    assert "equal within float32's rounding, on 10 pictures: pooled differs by 0.0e+00" in printed
-    rows = [line.split()[0] for line in printed.splitlines()[1:-1]]
-    assert rows == [stage["name"] for stage in read_about(KIT)["stages"]]
-
-
 def test_a_port_that_parts_has_status_1_and_figures_as_json(port, tmp_path, compare):
     spoil(port, "001.block_1", lambda x: 3 * x)
     file = tmp_path / "figures.json"
     status, printed = compare(KIT, port, "--json", str(file))
     assert status == 1
     assert "parts at block_1, in 1 of 10 pictures: " in printed
-    assert "every number is 3 times the reference's" in printed
     found = json.loads(file.read_text())
     assert (found["first"], found["precision"], found["not_compared"]) == ("block_1", "float32", [])
     assert {"command", "commit", "date", "python"} <= set(found)
     assert found["reason"]["pictures"] == [1]
-    assert [row["parting"] for row in found["stages"] if row["stage"] == "block_1"] == [[1]]
+    parting = {row["stage"]: row["parting"] for row in found["stages"]}
+    assert list(parting) == [stage["name"] for stage in read_about(KIT)["stages"]]
+    assert parting["block_1"] == [1]
     assert all(sentence in printed for sentence in found["verdict"])
 
 
@@ -92,27 +81,21 @@ def test_a_port_that_parts_has_status_1_and_figures_as_json(port, tmp_path, comp
     ("precision", "which"), [("bfloat16", "bfloat16"), ("float16", "tf32 or float16")]
 )
 def test_the_precision_is_said_and_the_hint_names_it(precision, which, port, compare):
-    _, _, _, _, block, *_ = read_about(KIT)["stages"]
-    most = min(block["limits"][precision].values())
+    (limits,) = [one["limits"] for one in read_about(KIT)["stages"] if one["name"] == "block_0"]
+    most = min(limits[precision].values())
     spoil(port, "001.block_0", lambda x: x * (1 + 0.9 * most))
     status, printed = compare(KIT, port)
-    assert status == 1 and "parts at block_0, in 1 of 10 pictures: " in printed
-    assert f"as large as {which}'s rounding: " in printed
-    assert f"say --precision {which}\n" in printed
+    assert status == 1 and f"say --precision {which}\n" in printed
     status, printed = compare(KIT, port, "--precision", precision)
     assert status == 0
     assert f"equal within {precision}'s rounding, on 10 pictures: " in printed
 
 
 def test_a_stage_may_be_left_out_and_a_picture_if_it_is_meant(port, compare):
-    file = port / "stages.safetensors"
-    arrays = load_file(file)
-    kept = {name: x for name, x in arrays.items() if not name.endswith(("grid", "pixels"))}
-    save_file(kept, file)
+    for number in range(10):
+        spoil(port, f"{number:03}.grid", lambda x: None)
     status, printed = compare(KIT, port)
-    assert status == 0
-    assert printed.endswith("not written by the port, so not compared: grid, pixels\n")
-
+    assert status == 0 and printed.endswith("not written by the port, so not compared: grid\n")
     spoil(port, "003.norm", lambda x: None)
     spoil(port, "007.pooled", lambda x: None)
     for options, wanted in (([], 2), (["--partial"], 0)):
@@ -145,8 +128,7 @@ def test_it_is_installed_without_torch_as_the_page_says(tmp_path):
 
 def test_without_a_port_the_known_mistakes_are_printed(capsys):
     assert main(["compare", str(KIT)]) == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["name", "stage", "words"]
+    _, *rows = capsys.readouterr().out.splitlines()
     names = [mistake["name"] for mistake in read_about(KIT)["mistakes"]]
     assert [row.split()[0] for row in rows] == names
 
@@ -155,12 +137,12 @@ def test_without_a_port_the_known_mistakes_are_printed(capsys):
 
 
 @pytest.fixture
-def refused(reference, port, compare):
+def refused(folders, compare):
     """Asserts that the folders cannot be compared, and that these words say why."""
 
     def refused(words):
         start = time.perf_counter()
-        status, printed = compare(reference, port)
+        status, printed = compare(folders / "REF", folders / "PORT")
         assert status == 2 and len(printed.splitlines()) == 1
         assert words in printed
         assert time.perf_counter() - start < 2
@@ -185,42 +167,28 @@ CHANGED = [
 
 
 @pytest.mark.parametrize(("part", "other", "words"), CHANGED)
-def test_another_recording_json(part, other, words, reference, refused):
-    file = reference / "recording.json"
+def test_another_recording_json(part, other, words, folders, refused):
+    file = folders / "REF" / "recording.json"
     text = file.read_text()
     assert part in text
     file.write_text(text.replace(part, other, 1))
     refused(words)
 
 
-ARRAYS = {
-    "001.norm": (lambda x: x * np.nan, "001.norm must hold finite numbers"),
-    "003.norm": (lambda x: x[:-1], "003.norm must have shape"),
-    "001.grid": (lambda x: 0 * x, "001.grid must hold numbers from 1 on"),
-}
+# A folder, an array, what becomes of it, and what is said.
+SPOILED = [
+    ("PORT", "001.norm", lambda x: x * np.nan, "001.norm must hold finite numbers"),
+    ("PORT", "003.norm", lambda x: x[:-1], "003.norm must have shape"),
+    ("PORT", "001.grid", lambda x: 0 * x, "001.grid must hold numbers from 1 on"),
+    ("PORT", "0.poo\nled", np.copy, r"no '0.poo\nled'; valid: 000 to 009,"),
+    ("PORT", "norm", np.copy, "one batch"),
+    ("REF", "003.norm", lambda x: None, "must hold every stage of every picture"),
+]
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_another_array(name, port, refused):
-    change, words = ARRAYS[name]
-    spoil(port, name, change)
-    refused(words)
-
-
-def test_another_reference(reference, refused):
-    spoil(reference, "003.norm", lambda x: None)
-    refused("must hold every stage of every picture")
-    (reference / "stages.safetensors").unlink()
-    refused("there is no file ")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("0.poo\nled", r"no '0.poo\nled'; valid: 000 to 009,"), ("norm", "one batch")],
-)
-def test_an_array_too_many(name, words, port, refused):
-    arrays = load_file(port / "stages.safetensors")
-    save_file({**arrays, name: np.zeros(10)}, port / "stages.safetensors")
+@pytest.mark.parametrize(("folder", "name", "change", "words"), SPOILED)
+def test_another_array(folder, name, change, words, folders, refused):
+    spoil(folders / folder, name, change)
     refused(words)
 
 
@@ -247,11 +215,15 @@ def text(file):
 def test_a_damaged_file(write, port, refused):
     write(port / "001.pooled.npy")
     refused("remove one of the two")
+    (port / "stages.safetensors").unlink()
+    refused("001.pooled")
+
+
+def test_a_file_that_is_cut_off_or_not_there(folders, port, refused):
     whole = port / "stages.safetensors"
     whole.write_bytes(whole.read_bytes()[:-9])
-    (port / "001.pooled.npy").rename(port.parent / "001.pooled.npy")
     refused("is no whole file of arrays (")
     whole.unlink()
     refused("PORT holds no stages: write")
-    (port.parent / "001.pooled.npy").rename(port / "001.pooled.npy")
-    refused("001.pooled")
+    (folders / "REF" / "stages.safetensors").unlink()
+    refused("there is no file ")

@@ -50,7 +50,6 @@ WRONG = {
     "bench MODEL --modes plain-add": "invalid choice: 'plain-add' .*stock.*matmul",
     "drift MODEL --model-kwargs a": "invalid setting value: 'a'",
     "drift MODEL --batch-size 0": "--batch-size: invalid positive value: '0'",
-    "drift MODEL --stage-from patches": "--stage-from goes with --against",
     "bench MODEL --phase frozen": "invalid choice: 'frozen' .*train.*infer",
     "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
     "export MODEL --out no/m.pt2": "No such file or directory: 'no/m.pt2'",

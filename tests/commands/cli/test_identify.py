@@ -3,19 +3,19 @@
 With ``--family``, that of its library's own code.
 """
 
+from functools import partial
 from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from tests.support.checks import one_by_one
 from tests.support.oracles import relative
 from tests.support.tiny_recordings import random_table, tokens_of
 from timm_naflex_fast.commands.cli.identify import FAMILIES
 from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
+from timm_naflex_fast.functional import resample_pos_embeds
 
 # (t, h, w): in blocks of one token alone, so few conventions are tried
 SIZES = [(1, 5, 7), (2, 9, 3)]
@@ -29,51 +29,37 @@ def table_of(side):
 
 @pytest.fixture
 def identify(tmp_path, capsys):
-    """The command's exit status and what it prints, about a file of these tensors."""
+    """The command's exit status and what it prints, about files of a port's arrays."""
+    first = tmp_path / "result.npy"
+    rest = tmp_path / "rest.npz"
+    table = table_of(9)
+    np.savez(rest, table=table, sizes=SIZES)
+    convention = Convention(**FAMILIES["siglip2"])
 
-    def identify(table, sizes, result, *options):
-        file = tmp_path / "port.safetensors"
-        save_file({"table": table, "sizes": torch.tensor(sizes), "result": result}, file)
-        code = main(["identify", str(file), *options])
+    def identify(change, *options):
+        np.save(first, change(tokens_of(convention, table, SIZES)))
+        code = main(["identify", str(first), str(rest), *options])
         out, err = capsys.readouterr()
-        return code, out + err.partition("\n")[2]
+        return code, out + err
 
     return identify
 
 
-def ported(sizes, dtype=torch.float32, **settings):
-    """The table, the sizes, and what a port of SigLIP-2 made of them that errs in ``settings``."""
-    table = table_of(9)
-    convention = Convention(**{**FAMILIES["siglip2"], **settings})
-    return table, sizes, tokens_of(convention, table, sizes).to(dtype)
-
-
 def test_the_reference_is_equal_and_half_precision_is_said(identify):
-    code, out = identify(*ported(SIZES))
-    assert code == 0 and out.startswith("equal to the reference, within the rounding of float32")
-    halves = ported(SIZES, torch.bfloat16)
-    assert identify(*halves)[0] == 1
-    assert identify(*halves, "--precision", "bfloat16")[0] == 0
+    code, said = identify(lambda x: x.float())
+    assert code == 0 and said.startswith("equal to the reference, within the rounding of float32")
+    assert identify(lambda x: x.half().float())[0] == 1
+    assert identify(lambda x: x.half().float(), "--precision", "float16")[0] == 0
 
 
-def test_what_cannot_be_compared_is_one_line(identify):
-    code, out = identify(table_of(9), SIZES, torch.zeros(7, CHANNELS))
-    assert code == 2 and "table must be (H0, W0, C) and result (89, C), channels last" in out
-    code, out = identify(table_of(9), SIZES, torch.ones(89, CHANNELS), "--family", "ovis2.5")
-    assert code == 2 and "sizes must be multiples of the reference's merge, 2" in out
-
-
-def test_arrays_of_several_kinds_of_files_are_put_together_and_a_damaged_one_is_named(
-    tmp_path, capsys
-):
-    table, sizes, result = ported(SIZES)
-    first, rest = tmp_path / "result.npy", tmp_path / "rest.npz"
-    np.save(first, result)
-    np.savez(rest, table=table, sizes=sizes)
-    assert main(["identify", str(first), str(rest)]) == 0
-    rest.write_bytes(b"PK\x03\x04")
-    assert main(["identify", str(first), str(rest)]) == 2
-    assert f"naflex-fast identify: {rest} is no whole file of arrays" in capsys.readouterr().err
+def test_what_cannot_be_compared_is_told(identify, tmp_path):
+    code, said = identify(lambda x: x[:7])
+    assert code == 2 and "table must be (H0, W0, C) and result (89, C), channels last" in said
+    code, said = identify(lambda x: x, "--family", "ovis2.5")
+    assert code == 2 and "sizes must be multiples of the reference's merge, 2" in said
+    (tmp_path / "rest.npz").write_bytes(b"PK\x03\x04")
+    code, said = identify(lambda x: x)
+    assert code == 2 and "rest.npz is no whole file of arrays" in said
 
 
 def fill(parameter, table):
@@ -83,15 +69,6 @@ def fill(parameter, table):
 
 def modeling(name):
     return import_module(f"transformers.models.{name}.modeling_{name}")
-
-
-def siglip2(table, sizes):
-    resize = modeling("siglip2").Siglip2VisionEmbeddings.resize_positional_embeddings
-    padded = resize(table, torch.tensor(sizes), max_length=240)
-    images = []
-    for image, (h, w) in zip(padded, sizes):
-        images.append(image[: h * w])
-    return torch.cat(images)
 
 
 def moonvit(table, sizes):
@@ -126,33 +103,22 @@ def qwen3_vl(table, sizes):
     return seen[0]
 
 
-def radio(table, sizes):
-    config = modeling("radio").RadioConfig(hidden_size=CHANNELS)
-    embeddings = modeling("radio").RadioPatchEmbeddings(config)
-    fill(embeddings.position_embedding, table)
-    resize = embeddings._interpolate_position_embedding
-    return torch.cat([resize(size, torch.float32)[0] for size in sizes])
-
-
-def ovis(table, sizes):
-    """vLLM, models/siglip2navit.py (transformers has no Ovis2.5)."""
-    return torch.cat(one_by_one(table, sizes, mode="bicubic", antialias=False, merge=2))
-
-
-# And the side of its table.
+# tests/patching/test_transformers.py compares ours with transformers' Siglip2 and RADIO; transformers
+# has no Ovis2.5. And the side of the family's table.
+SMOOTH = partial(resample_pos_embeds, mode="bilinear")
 ORIGINALS = {
-    "siglip2": (siglip2, 16),
-    "lfm2-vl": (siglip2, 16),
+    "siglip2": (SMOOTH, 16),
+    "lfm2-vl": (SMOOTH, 16),
     "moonvit": (moonvit, 64),
     "qwen3-vl": (qwen3_vl, 48),
-    "ovis2.5": (ovis, 32),
-    "radio": (radio, 128),
+    "ovis2.5": (partial(resample_pos_embeds, mode="bicubic", antialias=False, merge=2), 32),
+    "radio": (partial(SMOOTH, antialias=False, ar_preserving=True), 128),
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_convention_is_that_of_the_original_library(family):
-    if family != "ovis2.5":
+    if family in ("moonvit", "qwen3-vl"):
         pytest.importorskip("transformers", minversion="5.23")
     original, side = ORIGINALS[family]
     table = table_of(side)

@@ -4,41 +4,47 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.checks import one_by_one
 from tests.support.tiny_recordings import random_table, tokens_of
 from timm_naflex_fast.commands.recordings.conventions import Convention, conventions
 from timm_naflex_fast.functional import resample_pos_embed, resample_pos_embeds
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
-COEFFICIENTS = {
-    ("bilinear", True): None,
-    ("bilinear", False): None,
-    ("bicubic", True): -0.5,
-    ("bicubic", False): -0.75,
-}
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
 
 
-@pytest.mark.parametrize("antialias", [True, False])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("corners", [True, False])
+# What F.interpolate computes: mode, coefficient, antialias, outside, and its own mode.
+PYTORCH = [
+    ("bilinear", None, True, "dropped", "bilinear"),
+    ("bilinear", None, False, "border", "bilinear"),
+    ("bicubic", -0.5, True, "dropped", "bicubic"),
+    ("bicubic", -0.75, False, "border", "bicubic"),
+    ("nearest", None, False, "border", "nearest-exact"),
+    ("nearest", None, False, "border", "nearest"),
+]
+
+
+@pytest.mark.parametrize("positions", ["half_pixel", "corners", "scale_factor"])
+@pytest.mark.parametrize("case", PYTORCH, ids=str)
 @pytest.mark.parametrize("n0", [1, 4, 9])
-def test_the_formula_is_pytorchs(n0, corners, mode, antialias):
-    convention = Convention(
-        mode,
-        cubic_coefficient=COEFFICIENTS[mode, antialias],
-        antialias=antialias,
-        outside="dropped" if antialias else "border",
-        align_corners=corners,
-        positions="corners" if corners else "half_pixel",
-    )
+def test_the_formula_is_pytorchs(n0, case, positions):
+    *settings, mode = case
+    is_nearest = settings[0] == "nearest"
+    if (positions != "half_pixel" and is_nearest) or (positions == "scale_factor" and settings[2]):
+        pytest.skip("PyTorch has no such resize")
+    corners = positions == "corners"
+    options = {} if is_nearest else dict(align_corners=corners, antialias=settings[2])
+    if mode == "nearest":
+        positions = "asymmetric"
+    convention = Convention(*settings, corners, positions)
     table = random_table(0, size=(n0, n0 + 1)).double()
-    sizes = [(1, 1, 2), (1, 3, 17), (1, 8, 5), (1, n0, n0 + 1)]
-    how = dict(mode=mode, antialias=antialias, align_corners=corners)
-    want = torch.cat(one_by_one(table, sizes, **how))
-    got = tokens_of(convention, table, sizes)
-    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+    for h, w in ((1, 2), (3, 17), (8, 5), (n0, n0 + 1)):
+        options["size"] = (h, w)
+        if positions == "scale_factor":
+            options.update(size=None, scale_factor=((h + 0.1) / n0, (w + 0.1) / (n0 + 1)))
+        want = F.interpolate(table.permute(2, 0, 1)[None], mode=mode, **options)
+        got = tokens_of(convention, table, [(1, h, w)])
+        torch.testing.assert_close(got, want[0].flatten(1).T, atol=1e-6, rtol=1e-6)
 
 
 def test_no_two_conventions_give_the_same_result_or_have_the_same_words():
@@ -55,7 +61,7 @@ def test_no_two_conventions_give_the_same_result_or_have_the_same_words():
 
 @pytest.mark.parametrize(
     ("transposed", "size", "turned"),
-    [(None, (6, 4), False), ("order", (6, 4), True), ("size", (4, 6), False), ("table", (4, 6), 1)],
+    [("order", (6, 4), True), ("size", (4, 6), False), ("table", (4, 6), True)],
 )
 def test_what_transposed_means(transposed, size, turned):
     table = random_table(7).double()
@@ -72,28 +78,6 @@ def test_what_frames_and_blocks_mean():
     want = resample_pos_embeds(table, sizes, mode="bilinear", merge=3)
     got = tokens_of(BILINEAR._replace(merge=3), table, sizes)
     torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "coefficient", "positions"),
-    [
-        ("nearest", None, "asymmetric"),
-        ("nearest-exact", None, "half_pixel"),
-        ("bilinear", None, "scale_factor"),
-        ("bicubic", -0.75, "scale_factor"),
-    ],
-)
-def test_nearest_and_a_scale_factor_are_pytorchs(mode, coefficient, positions):
-    ours = mode.removesuffix("-exact")
-    convention = Convention(ours, coefficient, False, "border", positions=positions)
-    table = random_table(2).double()
-    for h, w in ((8, 9), (5, 21)):
-        length = dict(size=(h, w))
-        if positions == "scale_factor":
-            length = dict(scale_factor=((h + 0.1) / 8, (w + 0.1) / 9))
-        want = F.interpolate(table.permute(2, 0, 1)[None], mode=mode, **length)
-        got = tokens_of(convention, table, [(1, h, w)])
-        torch.testing.assert_close(got, want[0].flatten(1).T, atol=1e-6, rtol=0)
 
 
 # A table of 4 cells at 0, 1, 2, 3 becomes 2 cells at 0.5 and 2.5, by a filter that reaches 2 cells

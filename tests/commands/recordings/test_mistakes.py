@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support import tiny_recordings
-from timm_naflex_fast.commands.measure.record import inputs_of
+from timm_naflex_fast.commands.recordings.compare import compare_recordings
 from timm_naflex_fast.commands.recordings.format import Unusable, read_about
 from timm_naflex_fast.commands.recordings.mistakes import mistakes_of, read_mistakes
 
@@ -47,20 +47,9 @@ SAME = [
 
 
 @pytest.fixture(scope="module")
-def model():
-    model, _ = tiny_recordings.reference()
-    return model
-
-
-@pytest.fixture(scope="module")
 def reference():
     _, recording = tiny_recordings.reference()
     return recording
-
-
-@pytest.fixture(scope="module")
-def pictures():
-    return tiny_recordings.smooth_pictures()
 
 
 def is_told(words, name):
@@ -82,24 +71,18 @@ def test_each_mistake_shows_in_the_recording_and_in_the_kit(reference):
 
 
 @pytest.mark.parametrize("name", sorted(MISTAKES.keys() - NOT_SHOWN))
-def test_a_port_with_a_mistake_is_told_so(name, model, reference, pictures):
-    is_read = MISTAKES[name].start == "picture"
-    ports = tiny_recordings.port_of(
-        reference, model, pictures if is_read else None, MISTAKES[name], MISTAKES[name].start
-    )
-    found = tiny_recordings.compared(reference, ports)
-    entries = {one["name"]: one for one in reference.about["mistakes"]}
-    assert found.first.stage == entries[name]["stage"]
-    assert found.reason.known, found.reason.words
+def test_a_port_with_a_mistake_is_told_so(name, reference):
+    ports = tiny_recordings.port_with(MISTAKES[name])
+    found = compare_recordings(reference, ports)
+    (entry,) = [one for one in reference.about["mistakes"] if one["name"] == name]
+    assert found.first.stage == entry["stage"]
     assert is_told(found.reason.words, name)
     assert found.reason.pictures == found.first.parting
 
     # From the right pixels the pooled output alone is enough.
-    if not is_read:
+    if MISTAKES[name].start != "picture":
         alone = [{"pooled": port["pooled"]} for port in ports]
-        reason = tiny_recordings.compared(reference, alone).reason
-        assert reason.known, reason.words
-        assert is_told(reason.words, name)
+        assert is_told(compare_recordings(reference, alone).reason.words, name)
 
 
 @pytest.mark.parametrize(
@@ -113,37 +96,38 @@ def test_a_list_that_cannot_be_read_names_the_line(text, line, tmp_path):
         read_mistakes(file)
 
 
-def test_a_tower_of_another_activation_has_mistakes_of_the_other_stages_alone(pictures):
+def test_a_tower_of_another_activation_has_mistakes_of_the_other_stages_alone():
     model = tiny_recordings.tiny_model(depth=1)
     model.blocks[0].mlp.act = torch.nn.ReLU()
     tried = [MISTAKES[name] for name in ("no_patch_bias", "no_first_norm", "no_last_norm")]
-    recording = tiny_recordings.recording_of(model, pictures[:1], tried)
+    pictures = tiny_recordings.smooth_pictures()[:1]
+    recording = tiny_recordings.recording_of(model, pictures, tried)
     names = [one["name"] for one in recording.about["mistakes"]]
     assert names == ["no_patch_bias", "no_last_norm"]
 
 
-# Ports without a mistake.
+# timm as a port.
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_right_port_is_equal_in_its_precision(dtype, model, reference):
-    tower = tiny_recordings.source_of(model).build(dtype).tower
-    ports = tower(inputs_of(reference.stages, tiny_recordings.LENGTH))
-    found = tiny_recordings.compared(reference, ports, str(dtype).removeprefix("torch."))
+@pytest.fixture
+def tower():
+    """timm's tower, which a test may spoil."""
+    return tiny_recordings.source_of(tiny_recordings.tiny_model())
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_right_port_is_equal_in_its_precision(precision, tower, reference):
+    ports = tower.tower(reference.stages, getattr(torch, precision))
+    found = compare_recordings(reference, ports, precision)
     assert found.first is None and found.reason is None
 
 
-def test_padding_that_timm_does_not_mask_is_told(model, reference):
+def test_padding_that_timm_does_not_mask_is_told(tower, reference):
     """The port in NumPy takes one picture at a time: here timm itself makes the mistake."""
-    for block in model.blocks:
-        masked = block.attn.forward
-        block.attn.forward = lambda x, run=masked, **_: run(x)
-    try:
-        tower = tiny_recordings.source_of(model).build(torch.float32).tower
-        ports = tower(inputs_of(reference.stages, tiny_recordings.LENGTH))
-    finally:
-        for block in model.blocks:
-            del block.attn.forward
-    found = tiny_recordings.compared(reference, ports)
+    for block in tower.model.blocks:
+        block.attn.register_forward_pre_hook(
+            lambda module, args, options: (args, {}), with_kwargs=True
+        )
+    found = compare_recordings(reference, tower.tower(reference.stages))
     assert found.first.stage == "block_0"
     assert found.reason.words == "padding is not masked in the blocks"
