@@ -32,8 +32,7 @@ TYPED = """
 [norm]
 mine: the last LayerNorm is doubled
 - return layer_norm(x, weights, "post_layernorm")
-+ normed = layer_norm(x, weights, "post_layernorm")
-+ return 2 * normed
++ return 2 * layer_norm(x, weights, "post_layernorm")
 """
 
 

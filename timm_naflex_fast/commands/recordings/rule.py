@@ -164,9 +164,8 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
         found.append(stage)
         if name == "pixels":
             for picture in written:
-                differences = stage.differences(picture, right[picture])
-                moved = max(moved, float(differences["pixel"].max()))
-            moved = min(moved, 1.0)
+                pixel = stage.differences(picture, right[picture])["pixel"]
+                moved = min(max(moved, float(pixel.max())), 1.0)
     return found
 
 
