@@ -172,15 +172,20 @@ def _matrix(
     stretch = max(step, 1.0) if antialias else 1.0
     beyond = math.ceil(2 * stretch) + 1  # how many cells outside a tap can reach
     cells = np.arange(-beyond, n0 + beyond)
+    distance = np.abs(cells - centres[:, None]) / stretch  # (n, cells)
     if mode == "nearest":
         half = 0.0 if positions == "asymmetric" else 0.5
         nearest = np.floor(centres + half)
-        weights = (cells == nearest[:, None]).astype(float)  # (n, cells)
-    else:
-        distance = np.abs(cells - centres[:, None]) / stretch
+        weights = (cells == nearest[:, None]).astype(float)
+    elif cubic_coefficient is None:
         weights = np.maximum(1 - distance, 0)
-        if cubic_coefficient is not None:
-            weights = _cubic_kernel(distance, cubic_coefficient)
+    else:
+        weights = _cubic_kernel(distance, cubic_coefficient)
+    return _with_borders(weights, cells, n0, outside)
+
+
+def _with_borders(weights: Array, cells: Array, n0: int, outside: str) -> Array:
+    """Weights (n, cells) of cells of which some lie outside a table, as weights (n, n0) of the table's."""
     weights = weights / weights.sum(1, keepdims=True)
     # Which of the table's cells each of them is.
     inside = cells.clip(0, n0 - 1)
