@@ -14,7 +14,6 @@ from tests.support.oracles import relative, row_major, seeded, small_vit
 from tests.support.rotary import CLASSES, build
 from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, moved, waits
-from timm_naflex_fast import enable, status
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.resampling import kept
@@ -206,22 +205,3 @@ def test_on_metal_the_result_of_a_cpu_without_float64_and_embedding_bag(case, mo
     assert (got[0] - want[0]).abs().max() <= rounding * max(1.0, want[0].abs().max().item())
     for ours, theirs in zip(got[1:], want[1:], strict=True):
         assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max().clamp(min=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-def test_where_an_operator_is_missing_timms_own_code_runs_and_status_says_why(monkeypatch):
-    def add(to):
-        x = to(torch.zeros(6, 31, 32))
-        module = moved(small_vit(depth=0).embeds, to)
-        module._apply_learned_naflex_pos_embed(x, to(COORD))
-        return x.detach()
-
-    want = add(lambda tensor: tensor)
-
-    enable()
-    with SecondDevice(monkeypatch, "mps", lacking=[torch.ops.aten.mm]):
-        got = add(lambda tensor: tensor.to("mps:0"))
-
-    assert torch.equal(got.held, want)
-    assert dict(status().fallbacks) == {"a device without aten.mm": 1}
-    assert status().calls == {("pos_embed", "stock"): 1}

@@ -96,7 +96,7 @@ def _on_the_machine():
 
 
 class SecondDevice(TorchDispatchMode):
-    """Inside, ``name`` ("cuda" or "mps") names the device. ``lacking``: operators that it has not.
+    """Inside, ``name`` ("cuda" or "mps") names the device.
 
     While it ``captures`` a CUDA graph, a wait is an error. So is a copy for which the host does not
     wait: the graph would read that memory again when it is long free.
@@ -104,10 +104,10 @@ class SecondDevice(TorchDispatchMode):
 
     captures = False
 
-    def __init__(self, patch, name="cuda", lacking=()):
+    def __init__(self, patch, name="cuda"):
         super().__init__()
         patch.setattr(OnDevice, "where", torch.device(name, 0))
-        self.lacking = {*lacking}
+        self.lacking = METAL_LACKS if name == "mps" else set()
         waits.clear()
         # This mode is the machine: nobody watches, and its tensors stand for plain ones.
         patch.setattr(kept, "watched", lambda: False)
@@ -117,7 +117,6 @@ class SecondDevice(TorchDispatchMode):
         one_hot = F.one_hot
         patch.setattr(F, "one_hot", lambda index, n: OnDevice(one_hot(index.held, n)))
         if name == "mps":
-            self.lacking |= METAL_LACKS
             for maker in ("tensor", "as_tensor"):
                 patch.setattr(torch, maker, _by_copy(getattr(torch, maker)))
         else:

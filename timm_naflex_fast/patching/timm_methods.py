@@ -212,10 +212,9 @@ def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> T
 
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
-    """Modifications: two 1-D pseudo-inverses, kept across models and calls; a frozen kernel is."""
-    return changed(LIBRARY, self, OWN_INVERSE) or _kernel(
-        patch_embed, new_size, self.interpolation, self.antialias
-    )
+    """Modifications: two 1-D pseudo-inverses; these and a frozen kernel are kept."""
+    reason = changed(LIBRARY, self, OWN_INVERSE)
+    return reason or _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
 
 @Replacement(LIBRARY, (FUNCTIONS, "resample_patch_embed"), "patch_embed", KERNEL_STRATEGIES)
