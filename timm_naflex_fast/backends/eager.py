@@ -96,10 +96,10 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     summed = 0
     for h, w in plan.runs:
         if (h, w) != own_size:
-            summed += h * w * table.channels
+            summed += h * w
     compared = 0
     for part in table.parts:
-        compared += part.numel()
+        compared += part.shape[:-1].numel()
     return 2 * compared < 8 * summed
 
 
