@@ -111,8 +111,7 @@ class Source:
 
 def padded(stages: Sequence[Stages], length: int, dtype: torch.dtype) -> Batch:
     """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
-    grids = [own["grid"] for own in stages]
-    grid = torch.tensor(np.array(grids, np.int64))
+    grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
     valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
     written = np.concatenate([own["pixels"] for own in stages])
     patches = torch.tensor(written, dtype=dtype)

@@ -206,18 +206,17 @@ def with_mistakes(
         # In some pictures the grid shows it, say, and in square ones the pixels.
         shown: dict[str, dict[int, Stages]] = {}
         for number, picture in enumerate(pictures):
-            right = recording.stages[number]
-            made = port.made(mistake.start, picture, right)
+            made = port.made(mistake.start, picture, recording.stages[number])
             first = first_shown(made, number, recording)
             if first and agrees(first, number):
                 shown.setdefault(first, {})[number] = made
         if not shown:
             continue
         stage = min(shown, key=recording.order.index)
-        showing = list(shown[stage])
-        entries.append({**mistake._asdict(), "stage": stage, "pictures": showing})
-        for number in showing[:MOST]:
-            for name, numbers in kept(stage, shown[stage][number]).items():
+        showing = shown[stage]
+        entries.append({**mistake._asdict(), "stage": stage, "pictures": list(showing)})
+        for number in list(showing)[:MOST]:
+            for name, numbers in kept(stage, showing[number]).items():
                 arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
     about = {**recording.about, "mistakes": entries, "mistakes_tried": len(pictures)}
     return replace(recording, about=about, mistakes=arrays)
