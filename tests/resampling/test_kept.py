@@ -18,7 +18,9 @@ from timm_naflex_fast.resampling import kept
 def nbytes():
     """The bytes that are counted, which must be those of what is kept, at least."""
     assert kept._nbytes == sum(entry.nbytes for entry in kept._entries.values())
-    assert kept._nbytes >= sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors())
+    assert kept._nbytes >= sum(tensor.nbytes for tensor in kept_tensors())
+    for tensor in kept_tensors():  # no part of something larger
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
     return kept._nbytes
 
 
