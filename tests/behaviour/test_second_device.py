@@ -113,6 +113,9 @@ ON_CUDA = []
 for add, strategy in product((learned, factorized), STRATEGY_NAMES):
     for options in ({}, {"coord": REORDERED}, {"ar_preserving": True}):
         ON_CUDA.append((partial(add, strategy=strategy, **options), 1, None))
+for strategy in STRATEGY_NAMES:
+    aligned = dict(mode="bilinear", antialias=False, align_corners=True)
+    ON_CUDA.append((partial(learned, strategy=strategy, **aligned), 1, None))
 for add, strategy, coord in product((learned, factorized), EXACT, (COORD, REORDERED)):
     ON_CUDA.append((partial(add, coord=coord, on_host=True, strategy=strategy), 0, OURS))
 ON_CUDA += [
@@ -177,17 +180,11 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
     assert (rows.shape, columns.shape) == ((4, 6), (6, 5))
 
 
-LEARNED = [
-    dict(mode="bilinear"),
-    dict(mode="bicubic"),
-    dict(mode="bicubic", ar_preserving=True),
-    dict(mode="bilinear", antialias=False, align_corners=True),
-]
-ON_METAL = [partial(learned, strategy=n, **how) for n, how in product(STRATEGY_NAMES, LEARNED)]
-ON_METAL += [partial(factorized, strategy=strategy) for strategy in STRATEGY_NAMES]
-for options in ({"move_sizes": True}, {"length": 40, "padding": "first"}, {"merge": 2}):
-    ON_METAL += [partial(embeds, strategy=strategy, **options) for strategy in EXACT]
-ON_METAL += [patch_kernel, *(partial(rope, kind=kind) for kind in CLASSES)]
+# The same cases, but for float64 and coordinates on the host, and training in each mode.
+ON_METAL = []
+for case, *_ in ON_CUDA:
+    if "float64" not in str(case) and "on_host" not in str(case):
+        ON_METAL.append(case)
 for mode, kind in product(STRATEGY_NAMES, ("learned", "factorized")):
     ON_METAL.append(partial(three_steps, mode=mode, kind=kind, method="naflex_pos_embed"))
     if mode != "grid_sample":  # plain images are computed by matmul
