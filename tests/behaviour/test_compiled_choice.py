@@ -11,7 +11,6 @@ from itertools import product, starmap
 
 import pytest
 import torch
-from timm.layers import patch_embed
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow
@@ -232,24 +231,6 @@ def test_what_was_compiled_without_guards_follows_too(model, results, name, own)
     disable()
     assert gives(compiled, results) == "exact"
     assert status().calls == {}
-
-
-@pytest.mark.skipif(not hasattr(torch.compiler, FILTERS[-1]), reason="no filters of guards")
-def test_a_function_that_was_compiled_without_guards_follows_too():
-    """It has no module, whose settings a graph asks for."""
-    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    kernel = torch.randn(2, 3, 4, 4)
-    compiled = torch.compile(
-        lambda: patch_embed.resample_patch_embed(kernel, (5, 6)),
-        backend=NoOptions(),
-        options=options,
-    )
-    with enable(strict=True):
-        compiled()
-        assert status().calls == {("patch_embed", "matmul"): 1}
-        with enable(patch_embed="stock"):
-            compiled()
-            assert status().calls == {("patch_embed", "stock"): 1}
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, FILTERS[-1]), reason="no filters of guards")

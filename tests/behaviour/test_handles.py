@@ -130,7 +130,11 @@ def pool():
 
 @ran("grid_sample")
 def test_overlapping_requests_in_threads(pool):
+    """None of them sees half of a patch."""
     model = small_vit(depth=0)
+    results = [embed(model)]
+    with enable("grid_sample"):
+        results.append(embed(model))
 
     def serve(seed):
         for _ in range(15):
@@ -138,7 +142,8 @@ def test_overlapping_requests_in_threads(pool):
                 copied = copy.deepcopy(model)
                 now = status()
                 assert {now.flags.pos_embed, *(own.pos_embed for own in now.models)} & {*MODES}
-                embed(copied)
+                got = embed(copied)
+                assert any(torch.allclose(got, want, atol=1e-5) for want in results)
 
     list(pool.map(serve, range(4)))
     assert is_pristine()

@@ -114,21 +114,6 @@ def test_plain_images_are_trained_and_served_from_what_is_kept(name, mode):
 
 
 @pytest.mark.parametrize("mode", EXACT)
-@torch.no_grad()
-def test_a_model_of_transformers_is_saved_and_loaded(mode, tmp_path):
-    model = build("siglip2").tower
-    batch = batch_of("siglip2")
-    want = model(**batch).pooler_output
-    with enable(mode, library="transformers"):
-        model.save_pretrained(tmp_path)
-        loaded = type(model).from_pretrained(tmp_path).eval()
-        got = loaded(**batch).pooler_output
-        assert status().calls == {("pos_embed", mode): 1}
-    assert list(loaded.state_dict()) == list(model.state_dict())
-    torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
-
-
-@pytest.mark.parametrize("mode", EXACT)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_images_of_another_number_of_tokens_are_refused_unchanged(kind, mode):
     embeds = build(kind).embeds

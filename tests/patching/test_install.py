@@ -7,14 +7,12 @@ import itertools
 import pickle
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
 import torch
 import wrapt
 from timm.layers import patch_embed
-from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
@@ -51,29 +49,6 @@ def test_enable_replaces_and_disable_restores_exactly(mode, who):
     assert status().flags == STOCK
 
 
-def test_threads_never_see_half_a_patch():
-    model = small_vit()
-    wants = [embed(model)]
-    with running("grid_sample"):
-        wants.append(embed(model))
-    found = set()
-    count = itertools.count()
-
-    def look():
-        # On a busy machine one state may last long.
-        while next(count) < (300 if len(found) > 1 else 10_000):
-            out = embed(model)
-            found.add(tuple(torch.allclose(out, want, atol=1e-5) for want in wants))
-
-    with ThreadPoolExecutor(2) as pool:
-        threads = [pool.submit(look) for _ in range(2)]
-        while not all(thread.done() for thread in threads):
-            enable("grid_sample"), embed(model)
-            disable(), embed(model)
-    assert found == {(True, False), (False, True)}
-    assert not any(thread.exception() for thread in threads)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -97,20 +72,6 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
     with pytest.raises(ValueError, match=re.escape(message)):
         enable(**arguments)
     assert uses(small_vit()) == "grid_sample"
-
-
-@pytest.mark.filterwarnings("error")
-def test_another_plugin_on_top_is_left_alone(monkeypatch):
-    enable()
-    ours = vars(NaFlexEmbeds)[LEARNED]
-    model = small_vit()
-    theirs = lambda self, x, patch_coord: ours(self, x, patch_coord)
-    with monkeypatch.context() as patched:  # which puts back what it found
-        patched.setattr(NaFlexEmbeds, LEARNED, theirs)
-        for mode in ("stock", "matmul", "grid_sample", "stock"):
-            enable(mode)
-            assert uses(model) == mode
-            assert vars(NaFlexEmbeds)[LEARNED] is theirs
 
 
 @functools.wraps(STOCK_METHODS[LEARNED])
@@ -256,6 +217,8 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(count):
             enable("grid_sample")
         except RuntimeError as refused:
             assert found and "call enable() before" in str(refused)
+        else:  # what another has put over ours calls ours
+            assert uses(model) == "grid_sample"
 
     possible = (choose, disable, put_on, leave)
     for steps in itertools.product(possible, repeat=count):
@@ -268,21 +231,6 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(count):
         assert uses(model) == "grid_sample", steps
         disable()
         assert is_pristine(), steps
-
-
-def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):
-    """``importlib.reload`` defines the classes anew. One rule: call ``enable()`` again."""
-    enable("grid_sample")
-    old = small_vit()
-    again = type("NaFlexEmbeds", (nn.Module,), PRISTINE[NaFlexEmbeds].copy())
-    with monkeypatch.context() as reloaded:
-        reloaded.setattr(naflexvit, "NaFlexEmbeds", again)
-        assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
-        enable("grid_sample")
-        assert f"NaFlexEmbeds.{LEARNED}" in status().replaced
-        assert uses(old) == "grid_sample"
-    disable()
-    assert is_pristine()
 
 
 def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(monkeypatch):
