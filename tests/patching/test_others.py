@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.oracles import small_vit
-from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast import enable, status
 
 hooks = pytest.importorskip("accelerate.hooks")
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -75,7 +74,7 @@ def test_a_static_method_is_also_called_on_its_class():
 
 
 def test_the_status_of_a_model_whose_library_is_not_patched_says_what_patches_it():
-    model, run = tower()
+    model, _ = tower()
     how = 'enable() patches timm, enable(library="transformers") patches transformers'
     nothing = f"nothing is replaced in this Sequential: {how}"
     missing = f"transformers is not patched: {how}"
@@ -87,10 +86,6 @@ def test_the_status_of_a_model_whose_library_is_not_patched_says_what_patches_it
     enable(library="transformers")  # as advised: both are patched
     assert status(model).notes == ()
     assert "is not patched" not in str(status())
-    run()
-    assert status().calls == {("pos_embed", "matmul"): 1}
-    disable(), enable(library="transformers")
-    assert str(status(small_vit())).splitlines()[-1] == f"timm is not patched: {how}"
 
 
 def test_a_library_of_which_no_class_is_loaded_is_not_named(monkeypatch):
