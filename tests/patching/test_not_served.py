@@ -34,6 +34,21 @@ def fixed():
     return transformers.SiglipVisionModel(config)
 
 
+@pytest.fixture
+def copied():
+    """Siglip2's embeddings as a repository's own code has them."""
+    words = vars(siglip2.Siglip2VisionEmbeddings)
+    words = {name: words[name] for name in ("__init__", "resize_positional_embeddings", "forward")}
+    words["__module__"] = "remote_code"
+    copy = type("Siglip2VisionEmbeddings", (nn.Module,), words)
+
+    def init(self):
+        nn.Module.__init__(self)
+
+    copy.__init__ = init
+    return copy()
+
+
 class ByFunction(nn.Module):
     """No name says what it does."""
 
@@ -101,6 +116,17 @@ def test_names_are_not_all():
 SENTENCE = "nothing is replaced in .*{}.*: position tables are resized there by other code"
 
 
+def test_status_names_what_was_loaded_with_a_model_once_its_library_is_patched():
+    named = re.compile(SENTENCE.format("ViltEmbeddings"))
+    module_of("vilt")
+    enable()
+    assert not named.search(str(status()))  # nothing of transformers is patched
+    enable(library="transformers")
+    assert named.search(str(status()))
+    for name in ("Siglip2Vision", "PreTrained"):
+        assert name not in status().notes[-1]
+
+
 def test_status_of_a_model_names_what_it_contains():
     enable(library="transformers")
     derived = served()
@@ -129,3 +155,16 @@ def test_it_is_an_error_under_strict_in_the_model_that_is_given():
     enable(model=both, pos_embed="stock", strict=True).restore()
     enable(model=both[1], strict=True).restore()
     enable(library="transformers", strict=True)
+
+
+def test_a_copy_in_code_of_its_own_is_named(copied, monkeypatch):
+    sentence = SENTENCE.format("remote_code.Siglip2VisionEmbeddings")
+    for ask in (status, lambda model: enable(model=model)):
+        with pytest.raises(ValueError, match=sentence):
+            ask(nn.Sequential(copied))
+    enable(library="transformers")
+    (note,) = status(nn.ModuleList([copied, served()])).notes
+    assert re.match(sentence, note)
+    # As transformers names what comes with a checkpoint.
+    monkeypatch.setattr(type(copied), "__module__", "transformers_modules.somebody.modeling")
+    assert "transformers_modules.somebody.modeling.Siglip2VisionEmbeddings" in str(status())

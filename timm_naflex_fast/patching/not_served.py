@@ -22,6 +22,9 @@ FOR_TEXT = "resize_position_embeddings"
 TABLE = re.compile(POSITION)  # of an attribute, at its beginning
 MADE_BY = {"Parameter", "Embedding"}
 RESIZED_BY = {"interpolate", "grid_sample"}
+# How the names of the files begin that transformers imports when a model is made. The second: code
+# that comes with a checkpoint (``trust_remote_code``).
+LOADED_WITH_MODELS = ("transformers.models.", "transformers_modules.")
 
 
 def resizes_table(cls: type) -> bool:
@@ -58,7 +61,7 @@ def not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[st
 
     Args:
         libraries: whose classes are replaced.
-        classes: of a model's modules.
+        classes: of a model's modules, or ``loaded_classes()``.
     """
     served: tuple[type, ...] = ()
     for library in libraries:
@@ -73,3 +76,12 @@ def not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[st
         f"nothing is replaced in {', '.join(names)}: position tables are resized there by other "
         "code, under every mode"
     ]
+
+
+def loaded_classes() -> Iterator[type]:
+    """The classes of modules in the files that transformers has loaded with models."""
+    classes: list[type] = [nn.Module]
+    for cls in classes:  # grows
+        classes += cls.__subclasses__()
+        if cls.__module__.startswith(LOADED_WITH_MODELS):
+            yield cls

@@ -1,6 +1,7 @@
 """What ``status()`` gives, and how it prints."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from .choices import (
 from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
 from .library import Library, calls_ours, having, hidden, known_libraries
-from .not_served import not_served
+from .not_served import loaded_classes, not_served
 from .releases import installed, is_before
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -89,8 +90,10 @@ def status(model: nn.Module | None = None) -> Status:
     {}
     """
     modules: dict[Library, list[nn.Module]] = {library: [] for library in imported_libraries()}
+    classes: Iterable[type] = ()
     if model is not None:
         modules = modules_of(model)
+        classes = map(type, model.modules())
     with lock:
         take_off_unneeded()
         in_use = libraries_in_use()
@@ -110,10 +113,13 @@ def status(model: nn.Module | None = None) -> Status:
             if library in in_use:
                 replaced |= _who_computes(library, users, settings)
                 notes += hidden(library, users)
+                # timm imports all of its models at once, used or not: they say nothing.
+                if model is None and library.name == "transformers":
+                    classes = loaded_classes()
             elif in_use and library.owners():
                 notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
-        if in_use and model is not None:
-            notes += not_served(modules, map(type, model.modules()))
+        if in_use:
+            notes += not_served(modules, classes)
         models = [each.settings for each in holding() if each.places.isdisjoint(known_libraries)]
         if graphs.is_unguarded() and models:
             notes.append(SHARED_GRAPHS)

@@ -27,6 +27,11 @@ STATUS = (
     "1 a runtime is wrong, nothing is written; 2 an error; 3 an ONNX file is written, but no ONNX "
     "runtime is installed that could check it."
 )
+# timm's settings name another filter than the one that SigLIP-2's weights were trained with.
+FILTER = (
+    "Pictures: timm's settings, which the file keeps, resize by {filter}; SigLIP-2's weights were "
+    'trained with bilinear: patches_of(pictures, settings | {{"interpolation": "bilinear"}})'
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +105,9 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
+    is_siglip2 = options.model.startswith("naflexvit") and "siglip" in options.model
+    if is_siglip2 and metadata["interpolation"] != "bilinear":
+        print(FILTER.format(filter=metadata["interpolation"]))
     if not is_checked:
         print(NO_RUNTIME)
         return NOT_CHECKED

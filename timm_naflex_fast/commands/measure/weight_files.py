@@ -47,8 +47,8 @@ def find_weights(path: str | Path) -> Path:
     """The file of weights that ``path`` means.
 
     Args:
-        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; or
-            OWNER/NAME of a model in the hub's cache.
+        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; a folder
+            of the hub's cache, or OWNER/NAME of a model in it.
 
     Raises:
         Unusable: there is none, or there are several.
@@ -65,13 +65,15 @@ def find_weights(path: str | Path) -> Path:
             ) from error
     if named.is_file():
         return named
-    names = sorted(file.name for file in named.iterdir())
+    # The hub's cache has a folder for each revision.
+    files = sorted([*named.glob("*"), *named.glob("snapshots/*/*")])
     for pattern in FILES:
-        found = [name for name in names if re.fullmatch(pattern, name)]
+        found = [file for file in files if re.fullmatch(pattern, file.name)]
         if len(found) == 1:
-            return named / found[0]
+            return found[0]
         if found:
-            shown = printable(", ".join(found[:SHOWN]))
+            names = ", ".join(str(file.relative_to(named)) for file in found[:SHOWN])
+            shown = printable(names)
             raise Unusable(
                 f"{len(found)} files of weights in the folder {named} ({shown}), not one"
             )
