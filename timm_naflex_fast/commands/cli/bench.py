@@ -9,7 +9,7 @@ from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments
 from ..measure.output import positive, progress, provenance
-from .checks import check_model_options, load
+from .checks import check_model_options, load_as_chosen
 
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
@@ -78,7 +78,7 @@ def bench(options: argparse.Namespace) -> int:
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
     options.random_weights = not options.checkpoint
-    model, _ = load(options)
+    model, _ = load_as_chosen(options)
     model.to(options.device)
     from ..measure.bench import model as whole
 

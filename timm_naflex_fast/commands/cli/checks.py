@@ -27,7 +27,7 @@ def check_model_options(options: argparse.Namespace) -> None:
         find_weights(options.checkpoint)
 
 
-def load(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
+def load_as_chosen(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
     """The model that checked options name, and in words which weights it holds; see ``load_model``."""
     announce(f"loading {options.model} ...")
     return load_model(

@@ -12,7 +12,7 @@ from ..measure.contenders import CONTENDERS
 from ..measure.models import DTYPES, add_model_arguments
 from ..measure.output import positive, printable, progress, provenance, require
 from . import against
-from .checks import announce_skipped, check_model_options, load
+from .checks import announce_skipped, check_model_options, load_as_chosen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def drift(options: argparse.Namespace) -> int:
         source = images.PHOTOS_WORDS
     check(options)
     against.check(options)
-    model, weights = load(options, dtype=options.dtype)
+    model, weights = load_as_chosen(options, dtype=options.dtype)
     transform = images.eval_transform(model, options.max_seq_len, options.interpolation)
     skipped: list[str] = []
     batches = images.naflex_batches(

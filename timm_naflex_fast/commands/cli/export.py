@@ -10,7 +10,7 @@ from ...text_table import table
 from ..measure.images import check_takes_patches
 from ..measure.models import add_model_arguments
 from ..measure.output import check_writable, positive, printable, provenance, require
-from .checks import announce, check_model_options, load
+from .checks import announce, check_model_options, load_as_chosen
 
 # The runtimes that run a file with this suffix, and the module of each. torch.export runs the program
 # from which an ONNX file is made, not that file.
@@ -77,7 +77,7 @@ def export(options: argparse.Namespace) -> int:
     runtimes = runtimes_for(out)
     check_writable(out)
     is_checked = out.suffix.lower() == ".pt2" or len(runtimes) > 1
-    model, weights = load(options)
+    model, weights = load_as_chosen(options)
     from ..measure import export as work
 
     if options.size is None:

@@ -11,7 +11,7 @@ from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance
 from .against import FILTERS, check_installed, source_of
-from .checks import announce, announce_skipped, check_model_options, load
+from .checks import announce, announce_skipped, check_model_options, load_as_chosen
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
 LENGTH = 256  # most patches, where nothing says another number
@@ -72,7 +72,7 @@ def record(options: argparse.Namespace) -> int:
         sources = images.image_sources(options.images)
     else:
         sources = images.photos()[::DEFAULT]
-    model, weights = load(options)
+    model, weights = load_as_chosen(options)
     check_model(options, model)
     from ..measure.pipelines import siglip2_weights, timm_source
     from ..measure.record import make_recording, with_limits
