@@ -71,7 +71,8 @@ def first_screen() -> str:
     shown = table(headings, lines, [record], measure_again([record]))
     photos = report["made"]
     origin = (
-        f"[Photos](results/drift/photos/report.html): {photos['date']}, commit {photos['commit']}."
+        "[Photos](results/drift/photos/report.html), random weights, a smooth table: "
+        f"{photos['date']}, commit {photos['commit']}."
     )
     counted = "Graphs: 20 training batches of 4 lengths."
     said = f"{origin} {counted} {share_of_a_step()}{distance_from_big_vision()}"

@@ -31,7 +31,7 @@ def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
     options, missing, says, photos, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("timm_naflex_fast.commands.cli.drift.load", None)
+    monkeypatch.setattr("timm_naflex_fast.commands.cli.drift.load_as_chosen", None)
     monkeypatch.setitem(sys.modules, missing, None)
     if missing != "skimage":
         options = [*options, "--images", str(photos)]

@@ -122,10 +122,13 @@ def measure_and_show(
     print(f"Drift from timm's result: {options.model}; weights: {weights}")
     print(table(rows(found)))
     print(answer)
+    # As they are now, whether the weights' settings or --model-kwargs made them so.
+    settings = [f"{name} {value}" for name, value in vars(model.embeds).items()]
     record = {
         "survey": found,
         "model": options.model,
         "weights": weights,
+        "settings": ", ".join(one for one in settings if one.startswith("pos_embed_")),
         "source": source,
         "made": provenance(options.command),
         "skipped": [*skipped],

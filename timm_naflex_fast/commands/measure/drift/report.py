@@ -41,7 +41,11 @@ def headline(survey: Survey) -> str:
         else:
             same.append(f"`{name}`")
     answer = f"{survey['images']:,} images"
-    for words, names in (("timm's result", same), ("another", others), ("no answer", unknown)):
+    for words, names in (
+        ("timm's result", same),
+        ("another result", others),
+        ("no answer", unknown),
+    ):
         if names:
             answer += f"; {words}: {', '.join(names)}"
     return answer
