@@ -241,3 +241,13 @@ def test_coordinates_are_asked_as_x_is(settings):
         else:
             model.embeds._apply_learned_naflex_pos_embed(torch.zeros(2, 6, 32), coord)
         assert status().fallbacks == {"a tensor of the class TwoTensor": 1}
+
+
+def test_kernels_that_callers_make_weights_of_share_no_memory():
+    kernel = torch.randn(8, 3, 16, 16)
+    with running("matmul", component="patch_embed"):
+        first, second = (patch_embed.resample_patch_embed(kernel, (8, 8)) for _ in range(2))
+        want = first.clone()
+        second.zero_()
+        assert torch.equal(first, want)
+        assert torch.equal(patch_embed.resample_patch_embed(kernel, (8, 8)), want)

@@ -148,7 +148,7 @@ def resample_patch_kernel(
 
 
 def resample_kernel(
-    weight: Tensor, size: tuple[int, int], mode: str, antialias: bool, *, may_keep: bool = True
+    weight: Tensor, size: tuple[int, int], mode: str, antialias: bool, *, may_keep: bool
 ) -> Tensor:
     """:func:`resample_patch_kernel`, with the channels of the result where those of ``weight`` lie.
 

@@ -28,7 +28,7 @@ MODES = ("stock", *STRATEGY_NAMES)
 VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
 EXACT = {"patch_embed": "matmul", "rope": "batched"}  # with every mode but "stock"
 ALIASES = {"matmul_resample": "matmul"}
-CHOICES_ATTRIBUTE = "_naflex_fast_own"
+CHOICES_ATTRIBUTE = "_naflex_fast_choices"
 
 lock = threading.RLock()
 """Held by whoever begins or ends choices."""

@@ -88,7 +88,11 @@ def _places(
     A function is in all modules of the library that have imported it by name.
     """
     places = []
-    files = [file for name, file in list(sys.modules.items()) if name.startswith(library.name)]
+    files = []
+    for name, file in list(sys.modules.items()):
+        # None stands for a module whose import is blocked.
+        if name.partition(".")[0] == library.name and file is not None:
+            files.append(file)
     for key, owner in library.owners().items():
         for each in files if isinstance(owner, ModuleType) else [owner]:
             if is_by_author(vars(each).get(key[1])):
