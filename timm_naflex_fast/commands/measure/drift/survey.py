@@ -18,6 +18,7 @@ Survey = dict[str, Any]  # see ``survey``
 FLOAT32 = 2e-6
 """What sums in float32 may move a number by, as a share of the largest near it."""
 TIE = 1e-5  # of cosine similarity
+AT_ONCE = 1024  # images are compared with all others
 MEANS = ("pooled_cosine_distance", "neighbours", "agreement", "accuracy")  # over images
 
 
@@ -195,11 +196,13 @@ def same_nearest(ours: Tensor, timms: Tensor) -> Tensor:
         timms: (N, D) timm's own.
     """
     same = []
-    # One after the other: the similarities of all with all of a large folder may not fit into memory.
-    for number, (our, timm) in enumerate(zip(ours, timms)):
-        our_similar = ours @ our  # cosines (N,)
-        similar = timms @ timm
-        our_similar[number] = -2  # an image is no neighbour of itself
-        similar[number] = -2
-        same.append(similar.max() - similar[our_similar.argmax()] <= TIE)
-    return torch.stack(same)
+    # The whole similarity matrix of a large folder may not fit into memory.
+    for rows in torch.arange(len(timms)).split(AT_ONCE):
+        own = (torch.arange(len(rows)), rows)
+        our_similar = ours[rows] @ ours.t()  # cosines (R, N)
+        similar = timms[rows] @ timms.t()
+        our_similar[own] = -2  # an image is no neighbour of itself
+        similar[own] = -2
+        found = similar.gather(1, our_similar.argmax(-1, keepdim=True))
+        same.append(similar.amax(-1) - found[:, 0] <= TIE)
+    return torch.cat(same)
