@@ -203,16 +203,14 @@ def add_to_images(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | 
     return _add(strategy, self, x, OneGrid(*grid_size))
 
 
-def _kernel(
-    kernel: Tensor, size: Any, interpolation: str, antialias: bool, *, may_keep: bool
-) -> Tensor | str:
+def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> Tensor | str:
     """The resampled kernel of a convolution; or in words why timm's own code has to run."""
     if interpolation not in INTERPOLATIONS:
         return f"a patch kernel with interpolation mode {interpolation!r}"
     reason = why_unsupported(kernel)
     if reason is not None:
         return reason
-    return resample_kernel(kernel, tuple(size), interpolation, antialias, may_keep=may_keep)
+    return resample_kernel(kernel, tuple(size), interpolation, antialias, may_keep=True)
 
 
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
@@ -221,7 +219,7 @@ def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: A
     reason = changed(LIBRARY, self, OWN_INVERSE)
     if reason is not None:
         return reason
-    return _kernel(patch_embed, new_size, self.interpolation, self.antialias, may_keep=True)
+    return _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
 
 @Replacement(LIBRARY, (FUNCTIONS, "resample_patch_embed"), "patch_embed", KERNEL_STRATEGIES)
@@ -233,9 +231,12 @@ def resample_patch_embed(
     antialias: bool = True,
     verbose: bool = False,
 ) -> Tensor | str:
-    """Modifications: two 1-D pseudo-inverses. Callers make weights of what it returns, so that is
-    new each time."""
-    return _kernel(patch_embed, new_size, interpolation, antialias, may_keep=False)
+    """Modifications: as in resampler_forward."""
+    kernel = _kernel(patch_embed, new_size, interpolation, antialias)
+    if isinstance(kernel, str) or kernel is patch_embed or kernel.requires_grad:
+        return kernel
+    # Callers make weights of it, and write to these: one that is kept has to stay as it is.
+    return kernel.clone()
 
 
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
