@@ -167,12 +167,13 @@ def resample_kernel(
 
     # The kernels of a linear layer have their channels side by side at each pixel. To bring them
     # into another order, and back, would cost two copies.
-    resize = KernelResize((h0, w0), new, mode, antialias)
     by_pixel = weight.permute(0, 2, 3, 1)
     is_by_pixel = by_pixel.is_contiguous()
+    channels = 1
     if is_by_pixel:
         weight = by_pixel
-        resize = resize._replace(channels=inputs)
+        channels = inputs
+    resize = KernelResize((h0, w0), new, mode, antialias, channels)
 
     trains = torch.is_grad_enabled() and weight.requires_grad
     may_keep = may_keep and not trains and weight.is_cpu
