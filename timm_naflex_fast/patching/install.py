@@ -94,9 +94,13 @@ def _places(
         if name.partition(".")[0] == library.name and file is not None:
             files.append(file)
     for key, owner in library.owners().items():
-        for each in files if isinstance(owner, ModuleType) else [owner]:
-            if is_by_author(vars(each).get(key[1])):
-                places.append((each, key[1], library.replacements[key]))
+        _, name = key
+        owners = [owner]
+        if isinstance(owner, ModuleType):
+            owners = files
+        for each in owners:
+            if is_by_author(vars(each).get(name)):
+                places.append((each, name, library.replacements[key]))
     return places
 
 

@@ -60,9 +60,10 @@ if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
 # strategy that was chosen.
 BATCH_STRATEGIES = {name: name for name in STRATEGIES}
 # Models made with timm's pos_embed_use_grid_sample keep that result.
-FLAG_STRATEGIES: dict[str, str] = {
-    name: each.for_grid_sample for name, each in STRATEGIES.items() if each.for_grid_sample
-}
+FLAG_STRATEGIES: dict[str, str] = {}
+for _name, _strategy in STRATEGIES.items():
+    if _strategy.for_grid_sample:
+        FLAG_STRATEGIES[_name] = _strategy.for_grid_sample
 # That setting does not change plain images: timm resizes their table by F.interpolate all the same.
 IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 KERNEL_STRATEGIES = {"matmul": "matmul"}

@@ -94,10 +94,9 @@ def bench(options: argparse.Namespace) -> int:
         step = whole.make_step(model, options.dtype, phase)
         batches = whole.random_batches(model, lengths, options.batch_size, rounds)
         if options.compile:
-            found = {
-                mode: whole.time_compiled(model, step, batches, mode)
-                for mode in progress("compiling", options.modes)
-            }
+            found = {}
+            for mode in progress("compiling", options.modes):
+                found[mode] = whole.time_compiled(model, step, batches, mode)
         else:
             found = whole.race_eager(model, step, batches[0], options.modes)
         facts = {

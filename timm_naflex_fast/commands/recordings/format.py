@@ -253,7 +253,9 @@ def check_about(about: Mapping[str, Any]) -> None:
     )
     for stage in about["stages"]:
         measures = dict.fromkeys(float32_limits(stage["name"]), positive)
-        check(stage["limits"], dict.fromkeys([*PRECISIONS, *stage["limits"]], measures))
+        limits = stage["limits"]
+        precisions = [*PRECISIONS, *limits]
+        check(limits, dict.fromkeys(precisions, measures))
 
 
 def check(value: Any, form: Any) -> None:

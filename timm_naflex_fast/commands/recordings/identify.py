@@ -139,7 +139,8 @@ def ranked(
         return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
     order = np.argsort(table.std((0, 1)))
-    some = by_error(conventions(sizes), order[-SOME_CHANNELS:])
+    some_channels = order[-SOME_CHANNELS:]
+    some = by_error(conventions(sizes), some_channels)
     best = [convention for _, convention in some[:BEST]]
     return by_error(best, slice(None)) + some[BEST:]
 

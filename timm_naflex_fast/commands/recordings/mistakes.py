@@ -145,14 +145,17 @@ class Port:
                 made["grid"] = np.array(grid, np.int32)
             else:
                 grid = right["grid"].astype(int)
-                x = right[order[order.index(start) - 1]].astype(np.float32)
+                before = order[order.index(start) - 1]
+                x = right[before].astype(np.float32)
             count = math.prod(grid)
             self.names.update(count=count, given=right)
             for stage in order[order.index(start) :]:
                 step = self.names["step"]
                 x = step(stage, x, grid, about, self.recording.table, self.weights)
                 x = x.astype(np.float32)
-                made[stage] = x if stage == "pooled" else x[:count]  # without padding
+                made[stage] = x
+                if stage != "pooled":
+                    made[stage] = x[:count]  # without padding
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             pass
         return made
@@ -239,7 +242,8 @@ def first_shown(made: Stages, number: int, recording: Recording) -> str | None:
     Where pixels are right within rounding, what follows from them is not looked at: other limits
     are for them.
     """
-    port = [*[{}] * number, made]
+    port: list[Stages] = [{}] * number
+    port.append(made)
     for stage in stages_at("float32", recording, port):
         if stage.row().parting:
             return stage.name

@@ -52,8 +52,11 @@ def reason_of(
         precision: that of the port.
     """
     tried = known_mistakes(stages, parting, reference, port)
-    reasons = (reason_if(words, stage, parting, numbers) for words, stage, numbers in tried)
-    known = [reason for reason in reasons if reason]
+    known = []
+    for words, stage, numbers in tried:
+        reason = reason_if(words, stage, parting, numbers)
+        if reason:
+            known.append(reason)
 
     def distance(reason: Reason) -> float:
         times = reason.times

@@ -163,7 +163,9 @@ def _drift(ours: Tensors, timms: Tensors) -> dict[str, float | None]:
     for name in ("embed_max_abs", "embed_roundings"):
         figures[name] = ours[name].max().item()
     for name in MEANS:
-        figures[name] = ours[name].double().mean().item() if name in ours else None
+        figures[name] = None
+        if name in ours:
+            figures[name] = ours[name].double().mean().item()
     return figures
 
 
