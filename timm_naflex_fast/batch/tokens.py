@@ -64,15 +64,15 @@ def assemble(shape: torch.Size, plan: Plan, embeddings: Iterable[tuple[Size, Ten
     nothing = torch.full_like(some[:1], -0.0)
     rows = torch.cat((nothing, *grids.values()))
     with kept.unseen():
-        row_of_token = torch.zeros(shape[:2], dtype=torch.int64, device=some.device)
-        first = 1
+        # The number of the row that each token takes is added to it like an embedding.
+        number = torch.arange(len(rows), device=some.device)[:, None]
+        taken = number.new_zeros(*shape[:2], 1)
+        end = 1
         for size, of_grid in grids.items():
-            cells = torch.arange(first, first + len(of_grid), device=some.device)
-            for run in plan.runs[size]:
-                taken = cells[: run.cells] if isinstance(run.cells, int) else cells[run.cells]
-                row_of_token[run.samples, run.tokens] = taken
-            first += len(of_grid)
-    return F.embedding(row_of_token, rows)
+            first = end
+            end += len(of_grid)
+            add_to_tokens(taken, plan.runs[size], number[first:end])
+    return F.embedding(taken[..., 0], rows)
 
 
 def check_no_shared_elements(x: Tensor) -> None:

@@ -146,9 +146,8 @@ def divide(a: Tensor | int, n: Tensor, most: int) -> Tensor:
     """
     quotient = a / n
     too_much = multiply_add(quotient, n, -a, most)
-    # Of an infinite quotient nothing is missing; of one by a fraction the products cannot tell.
-    is_told = quotient.isfinite() & (n == n.floor())
-    return quotient - torch.where(is_told, too_much / n, 0)
+    # Of a quotient by a fraction the products cannot tell what is missing.
+    return quotient - torch.where(n == n.floor(), too_much / n, 0)
 
 
 def multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, most: float) -> Tensor:
