@@ -16,7 +16,6 @@ Tests: tests/contract/test_backends.py.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .names import StrategyName
 from .resampling import sparse
 from .resampling.dense import Embeddings
 from .resampling.spec import FLAG, LOOP, Reference, Resampling, Size
@@ -39,15 +38,12 @@ class Strategy:
             which is for NaFlex batches alone.
         resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w)
             alone.
-        for_grid_sample: the strategy that a model made with ``pos_embed_use_grid_sample`` takes
-            when this one is chosen; None: timm's own code.
     """
 
     name: str
     resample: Callable[[PositionTable, Iterable[Size], Resampling], Embeddings]
     reference: Reference = LOOP
     resizes_square: bool = False
-    for_grid_sample: StrategyName | None = None
 
 
 def sparse_sums(table: PositionTable, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
@@ -61,10 +57,9 @@ def interpolated(table: PositionTable, sizes: Iterable[Size], resampling: Resamp
         yield size, table.interpolated(size, resampling)
 
 
-# ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
-    Strategy("matmul", sparse_sums, for_grid_sample="grid_sample"),
+    Strategy("matmul", sparse_sums),
     Strategy("interpolate_cached", interpolated, resizes_square=True),
-    Strategy("grid_sample", sparse_sums, reference=FLAG, for_grid_sample="grid_sample"),
+    Strategy("grid_sample", sparse_sums, reference=FLAG),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

@@ -18,7 +18,7 @@ from tests.support.checks import HALF, by_functions, by_timms_method, run
 from tests.support.oracles import BASE, Case, cases, relative, row_major, stock, tables
 from timm_naflex_fast.backends import operator
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.patching.timm_methods import tables_of
+from timm_naflex_fast.patching.timm_methods import read_embeds
 from timm_naflex_fast.resampling import kept
 
 INTERPOLATE = "interpolate_cached"
@@ -49,7 +49,7 @@ class Way:
 
 def by_operator(case, embeds, x, coord, strategy):
     """What ``stock`` does, by the operator of compiled graphs."""
-    operator.add(x, tables_of(embeds), coord, case.spec(), strategy)
+    operator.add(x, read_embeds(embeds)[0], coord, case.spec(), strategy)
     return x
 
 

@@ -76,7 +76,7 @@ def test_a_static_method_is_also_called_on_its_class():
 def test_the_status_of_a_model_whose_library_is_not_patched_says_what_patches_it():
     model, _ = tower()
     how = 'enable() patches timm, enable(library="transformers") patches transformers'
-    nothing = f"nothing is replaced in this Sequential: {how}"
+    nothing = f"nothing is replaced: {how}"
     missing = f"transformers is not patched: {how}"
     assert str(status(model)).splitlines()[2:] == [nothing]
     enable()

@@ -1,18 +1,15 @@
-"""The contract with timm: what is refused, in words; and a method of another that ours skips keeps
-its effect."""
+"""The contract with timm: what is refused, in words."""
 
 import importlib
-from unittest import mock
 
 import pytest
 import timm
-import torch
 from timm.layers import patch_embed, pos_embed_sincos
 from timm.layers.patch_embed import PatchEmbedResamplerFixedOrigSize as RESAMPLER
 from timm.models import naflexvit
-from timm.models.naflexvit import NaFlexEmbeds, NaFlexVitCfg
+from timm.models.naflexvit import NaFlexEmbeds
 
-from tests.support.oracles import BATCH, defined_in, is_pristine, small_vit
+from tests.support.oracles import defined_in, is_pristine
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import releases as contract
 from timm_naflex_fast.patching.choices import STOCK
@@ -104,28 +101,3 @@ def test_what_is_refused_whatever_the_version(monkeypatch):
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
     monkeypatch.delattr(patch_embed, RESAMPLER.__name__)
     refused("lacks what timm_naflex_fast replaces", f"no attribute '{RESAMPLER.__name__}'")
-
-
-@pytest.mark.skipif(not hasattr(RESAMPLER, "_get_or_create_pinv_matrix"), reason="not in this timm")
-def test_a_patched_inverse_of_a_kernel_keeps_its_effect():
-    resampler = RESAMPLER((16, 16))
-    own = resampler._get_or_create_pinv_matrix
-    resampler._get_or_create_pinv_matrix = lambda *args: 3 * own(*args)
-    kernel = torch.randn(5, 3, 16, 16)
-    want = resampler(kernel, (8, 8))
-    named = "PatchEmbedResamplerFixedOrigSize._get_or_create_pinv_matrix .not the library's own"
-    with enable(), pytest.warns(UserWarning, match=named):
-        assert torch.equal(resampler(kernel, (8, 8)), want)
-
-
-@pytest.mark.skipif(
-    not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings"
-)
-def test_a_patched_rotary_module_keeps_its_effect():
-    model = small_vit(rope_type="axial")
-    name = "get_batch_embeds" if hasattr(model.rope, "get_batch_embeds") else "get_embed"
-    spy = mock.Mock(side_effect=getattr(model.rope, name))
-    vars(model.rope)[name] = spy
-    with enable(pos_embed="stock"), pytest.warns(UserWarning, match=f"{name} .not the library's"):
-        model(BATCH)
-    assert spy.called

@@ -14,7 +14,7 @@ Tests: tests/patching/test_install.py.
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import SimpleNamespace
@@ -55,11 +55,10 @@ STOCK = Settings()
 
 def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
     """The name that ``value`` spells; ValueError with the valid ones if there is none."""
-    if isinstance(value, str):
-        name = value.replace("-", "_")
-        name = ALIASES.get(name, name)
-        if name in valid:
-            return name
+    name = str(value).replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in valid:
+        return name
     names = ", ".join(map(repr, valid))
     raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}")
 
@@ -134,9 +133,10 @@ def libraries_in_use() -> set[Any]:
     return set(chain.from_iterable(choice.libraries for choice in holding()))
 
 
-def put(choice: Choice, places: Iterable[Any]) -> None:
-    """Let a choice hold from now on: for these modules, or for every model of these libraries."""
-    choice.places.update(places)
+def put(choice: Choice, places: Mapping[Any, Iterable[Any]]) -> None:
+    """Let a choice hold from now on: for these modules of each library, or for every model of it,
+    where its place is the library itself."""
+    choice.places.update(chain(*places.values()))
     all_choices[id(choice)] = choice
     for place in list(choice.places):
         vars(place)[CHOICES_ATTRIBUTE] = (*_left(place), choice)

@@ -9,8 +9,8 @@ import sys
 
 from ..tracing import constant_while_traced
 
-_unguarded = False
-"""Whether a graph was made that does not ask what holds: see ``note_guard_filter``."""
+unguarded = False
+"""Whether a graph was made that may not ask what holds: see ``note_guard_filter``."""
 
 
 # The compiler calls this as it reads a call of it, and takes the result.
@@ -22,7 +22,7 @@ def note_guard_filter() -> None:
     hold. A filter of guards (``torch.compiler.keep_tensor_guards_unsafe`` and others, an option of
     ``torch.compile`` since torch 2.8) drops some, or all.
     """
-    global _unguarded
+    global unguarded
     # The compiler tells its filter to nobody but its own function ``_compile``, in all releases.
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -30,12 +30,7 @@ def note_guard_filter() -> None:
         if frame.f_code.co_name == "_compile":
             hooks = frame.f_locals.get("hooks")
             if getattr(hooks, "guard_filter_fn", None) is not None:
-                _unguarded = True
-
-
-def is_unguarded() -> bool:
-    """Whether a graph may have lost the guards on what the user chose."""
-    return _unguarded
+                unguarded = True
 
 
 def forget_graphs(*, replaced: bool = False) -> None:
@@ -48,10 +43,10 @@ def forget_graphs(*, replaced: bool = False) -> None:
             traces a call, and not again when the graph runs. Graphs with ours follow the settings,
             but for those that ``note_guard_filter`` has noted.
     """
-    global _unguarded
+    global unguarded
     # The compiler takes seconds to import; where nobody has imported it, nothing is compiled.
     forget = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
-    if forget is not None and (replaced or _unguarded):
+    if forget is not None and (replaced or unguarded):
         # Before: it waits for who is compiling at present, and who compiles later is noted anew.
-        _unguarded = False
+        unguarded = False
         forget()

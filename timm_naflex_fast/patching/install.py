@@ -13,7 +13,7 @@ import importlib
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -124,20 +124,18 @@ def take_off_unneeded() -> None:
     counts.call_counts = Counts()
     for choice in holding():
         counts.call_counts = choice.counts
-    needed = libraries_in_use()
-    for library in known_libraries:
-        if library not in needed:
-            for owner, name, replacement in _places(library, is_ours):
-                setattr(owner, name, replacement.replaced)
+    for library in known_libraries - libraries_in_use():
+        for owner, name, replacement in _places(library, is_ours):
+            setattr(owner, name, replacement.replaced)
 
 
-def modules_of(model: nn.Module) -> dict[Library, list[nn.Module]]:
+def modules_of(model: nn.Module) -> dict[Library, list[Any]]:
     """The modules in ``model`` whose methods are replaced, by the library that they are of.
 
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    modules: dict[Library, list[nn.Module]] = {}
+    modules: dict[Library, list[Any]] = {}
     # Of a library that is not imported there is no module in the model.
     libraries = imported_libraries()
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
@@ -236,13 +234,12 @@ def enable(
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
-    places: Mapping[Library, Sequence[Any]]
+    places: dict[Library, list[Any]] = {}
     if model is None:
-        names = (library,) if isinstance(library, str) else library
-        for name in names:
+        for name in (library,) if isinstance(library, str) else library:
             check_name("library", name, LIBRARIES)
-        libraries = [_import_library(name, all_parts=True) for name in names]
-        places = {each: [each] for each in libraries}
+            named = _import_library(name, all_parts=True)
+            places[named] = [named]
     else:
         places = modules_of(model)
     for each in places:
@@ -268,7 +265,7 @@ def enable(
             for each in places:
                 replaced |= _put_on(each)
             choice.libraries = tuple(places)
-        put(choice, itertools.chain(*places.values()))
+        put(choice, places)
         take_off_unneeded()
     forget_graphs(replaced=replaced)
     return handle
@@ -298,7 +295,7 @@ def disable(model: nn.Module | None = None) -> None:
         elif any(settings_for(None, library) != STOCK for library in places):
             # What was counted goes on.
             own = Choice(STOCK, counts=counts.call_counts)
-            put(own, itertools.chain(*places.values()))
+            put(own, places)
         else:
             for module in itertools.chain(*places.values()):
                 vars(module).pop(CHOICES_ATTRIBUTE, None)

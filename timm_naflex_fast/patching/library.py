@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-import torch
-
 from ..resampling.spec import LOOP
 from ..strategies import STRATEGIES
 
@@ -35,7 +33,7 @@ class Library:
     replacements: dict[Key, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known_libraries.append(self)
+        known_libraries.add(self)
 
     def owners(self) -> dict[Key, Any]:
         """The class or module of Python that each method is in that we replace; of what is loaded."""
@@ -58,7 +56,7 @@ class Library:
         return home_of(function).partition(".")[0] == self.name
 
 
-known_libraries: list[Library] = []
+known_libraries: set[Library] = set()
 """Those that were enabled or looked at."""
 
 BEFORE = "to put that over ours, call enable() before"
@@ -125,18 +123,3 @@ def having(owner: Any, modules: Sequence[Any]) -> list[Any]:
     if not isinstance(owner, type):
         return []
     return [module for module in modules if isinstance(module, owner)]
-
-
-def changed(library: Library, holder: Any, *names: str) -> str | None:
-    """What another has changed of the methods that the library's code calls and ours does not.
-
-    In words; None: nothing. So a subclass and a patch keep their effect, except in a graph of
-    ``torch.compile``, which cannot ask.
-    """
-    if torch.compiler.is_dynamo_compiling():
-        return None
-    for name in names:
-        function = getattr(holder, name, None)
-        if function is not None and not library.wrote(function):
-            return f"{type(holder).__name__}.{name} (not the library's own)"
-    return None

@@ -44,10 +44,9 @@ def check_supported(library: Library) -> None:
         if method is None:
             wrong.append(f"{label} is missing")
         elif library.wrote(method):
-            function = getattr(owner, key[1])
             # Ours has the strategy before the method's own arguments.
-            if ["strategy", *_arguments(function)] != _arguments(library.replacements[key].compute):
-                wrong.append(f"{label} takes {inspect.signature(function)}")
+            if ["strategy", *_arguments(method)] != _arguments(library.replacements[key].compute):
+                wrong.append(f"{label} takes {inspect.signature(method)}")
         # What is over ours may call it.
         elif not (is_in_use or calls_ours(method, key[1])):
             wrong.append(f"{named(label, method)}; {BEFORE}")

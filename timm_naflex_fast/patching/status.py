@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,12 +35,13 @@ SHARED_GRAPHS = (
 class Status:
     """What is replaced by what. Prints as a table, in a notebook too.
 
-    ``flags`` are the settings for every model (or of the one asked about), ``models`` those of
-    models that have their own. ``replaced`` maps the libraries' methods to what computes them
-    (empty when nothing is replaced) in the ``scope``. Since the last ``enable()``: ``calls`` counts
-    what computed which component, ``fallbacks`` why a library's own code ran although something
-    else was chosen. Under ``torch.compile`` each trace counts, and the calls of a finished graph do
-    not. ``notes`` are sentences on what a user may not expect.
+    ``flags`` are the settings for every model (or of the one asked about: of its innermost part),
+    ``models`` those of models that have their own. ``replaced`` maps the libraries' methods to what
+    computes them, two or more where the parts of a model differ; it is empty when nothing is
+    replaced. Since the last ``enable()``: ``calls`` counts what computed which component,
+    ``fallbacks`` why a library's own code ran although something else was chosen. Under
+    ``torch.compile`` each trace counts, and the calls of a finished graph do not. ``notes`` are
+    sentences on what a user may not expect.
     """
 
     flags: Settings
@@ -50,17 +52,14 @@ class Status:
     calls: dict[tuple[str, str], int]
     fallbacks: dict[str, int]
     notes: tuple[str, ...]
-    scope: str
 
     def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.replaced:
-            lines.append(f"nothing is replaced in {self.scope}: {HOW_TO_PATCH}")
+            lines.append(f"nothing is replaced: {HOW_TO_PATCH}")
             return "\n".join([*lines, *self.notes])
-        by = f"by, in {self.scope}"
-        lines.append(table([{"replaced": key, by: who} for key, who in self.replaced.items()]))
-        for settings in self.models:
-            lines.append(f"one model has its own: {in_words(settings)}")
+        lines.append(table([{"replaced": key, "by": who} for key, who in self.replaced.items()]))
+        lines += [f"one model has its own: {in_words(settings)}" for settings in self.models]
         calls = {": ".join(key): n for key, n in sorted(self.calls.items())} or {"(nothing yet)": 0}
         ran = [{"what ran since enable()": key, "calls": str(n)} for key, n in calls.items()]
         return "\n".join([*lines, "", table(ran), *self.why_stock(), *self.notes])
@@ -89,7 +88,7 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    modules: dict[Library, list[nn.Module]] = {library: [] for library in imported_libraries()}
+    modules: dict[Library, list[Any]] = {library: [] for library in imported_libraries()}
     classes: Iterable[type] = ()
     if model is not None:
         modules = modules_of(model)
@@ -100,9 +99,9 @@ def status(model: nn.Module | None = None) -> Status:
         flags = STOCK
         replaced: dict[str, str] = {}
         notes: list[str] = []
-        for library, users in modules.items():
+        for library, parts in modules.items():
             # The innermost: a part may have settings of its own.
-            settings = settings_for(users[-1] if users else None, library)
+            settings = settings_for(parts[-1] if parts else None, library)
             # A choice for both libraries is the same for both; else the first that was chosen is
             # shown.
             if flags == STOCK:
@@ -111,8 +110,8 @@ def status(model: nn.Module | None = None) -> Status:
                 if is_before(installed(library), version):
                     notes.append(note)
             if library in in_use:
-                replaced |= _who_computes(library, users, settings)
-                notes += hidden(library, users)
+                replaced |= _who_computes(library, parts)
+                notes += hidden(library, parts)
                 # timm imports all of its models at once, used or not: they say nothing.
                 if model is None and library.name == "transformers":
                     classes = loaded_classes()
@@ -120,30 +119,34 @@ def status(model: nn.Module | None = None) -> Status:
                 notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
         if in_use:
             notes += not_served(modules, classes)
-        models = [each.settings for each in holding() if each.places.isdisjoint(known_libraries)]
-        if graphs.is_unguarded() and models:
+        own = [each.settings for each in holding() if each.places.isdisjoint(known_libraries)]
+        if graphs.unguarded and own:
             notes.append(SHARED_GRAPHS)
         return Status(
             flags=flags,
-            models=tuple(models) if model is None else (),
+            models=tuple(own),
             replaced=replaced,
             timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch=torch.__version__,
             calls=dict(counts.call_counts.calls),
             fallbacks=dict(counts.call_counts.fallbacks),
             notes=tuple(notes),
-            scope="every model" if model is None else f"this {type(model).__name__}",
         )
 
 
-def _who_computes(library: Library, modules: list[nn.Module], settings: Settings) -> dict[str, str]:
+def _who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
     """The strategy, or "stock", of each method of which ours is called: in one of these modules or,
-    without them, in any."""
-    strategies = {}
+    without them, in any. Several, where these modules have settings of their own."""
+    computing = {}
     for key, owner in library.owners().items():
+        _, name = key
+        replacement = library.replacements[key]
         users = having(owner, modules) if modules else [owner]
-        if any(calls_ours(getattr(each, key[1]), key[1]) for each in users):
-            replacement = library.replacements[key]
-            mode = getattr(settings, replacement.component)
-            strategies[f"{owner.__name__}.{key[1]}"] = replacement.strategies.get(mode, "stock")
-    return strategies
+        strategies = set()
+        for user in users:
+            if calls_ours(getattr(user, name), name):
+                mode = getattr(settings_for(user, library), replacement.component)
+                strategies.add(replacement.strategies.get(mode, "stock"))
+        if strategies:
+            computing[f"{owner.__name__}.{name}"] = ", ".join(sorted(strategies))
+    return computing

@@ -34,23 +34,13 @@ from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, context_of, why_unsupported
 from .choices import MODES
 from .decide import Replacement
-from .library import EXACT_STRATEGIES, Library, changed
+from .library import EXACT_STRATEGIES, Library
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
 FUNCTIONS = "timm.layers.patch_embed:"
 LEARNED_BY_FLAG = "_apply_learned_naflex_pos_embed_grid_sample"
 FACTORIZED_BY_FLAG = "_apply_factorized_naflex_pos_embed_grid_sample"
-# What timm's own code calls, and ours does not.
-OWN_INVERSE = "_get_or_create_pinv_matrix"
-ROPE_METHODS = (
-    "get_batch_embeds",
-    "get_embed",
-    "_build_embed_cat",
-    "_build_embed",
-    "_create_embed",
-    "_get_pos_embed_from_coords",
-)
 # Older releases take the positions of their pos_embed_use_grid_sample from a dense affine grid.
 TIMM_FLAG = OLDER_FLAG
 if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
@@ -59,11 +49,9 @@ if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
 # The strategy by the mode of ``pos_embed``; what is missing stays stock. NaFlex batches take the
 # strategy that was chosen.
 BATCH_STRATEGIES = {name: name for name in STRATEGIES}
-# Models made with timm's pos_embed_use_grid_sample keep that result.
-FLAG_STRATEGIES: dict[str, str] = {}
-for _name, _strategy in STRATEGIES.items():
-    if _strategy.for_grid_sample:
-        FLAG_STRATEGIES[_name] = _strategy.for_grid_sample
+# Models made with timm's pos_embed_use_grid_sample keep that result, which "interpolate_cached" has
+# no form for.
+FLAG_STRATEGIES = {"matmul": "grid_sample", "grid_sample": "grid_sample"}
 # That setting does not change plain images: timm resizes their table by F.interpolate all the same.
 IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 KERNEL_STRATEGIES = {"matmul": "matmul"}
@@ -126,52 +114,52 @@ LIBRARY = Library(
 )
 
 
-def tables_of(embeds: Any) -> PositionTable | None:
-    """The position table of a NaFlexEmbeds, in one part or two; None if it has none.
+def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, ResizeSpec]:
+    """The position table of a NaFlexEmbeds, in one part or two, and how timm resizes it.
 
     Each parameter is read once: a parametrization computes it at each reading.
+
+    Args:
+        embeds: the module.
+        by_flag: with its flag pos_embed_use_grid_sample, whatever it has.
+
+    Raises:
+        ValueError: it has no table.
     """
+    reference = TIMM_FLAG if by_flag else LOOP
+    preserving = embeds.pos_embed_ar_preserving
     table = embeds.pos_embed
     if table is not None:
-        return PositionTable((table,))
+        # Older releases of timm lack two of these settings.
+        antialias = getattr(embeds, "pos_embed_antialias", True)
+        align_corners = getattr(embeds, "pos_embed_align_corners", False)
+        mode = embeds.pos_embed_interp_mode
+        spec = learned_spec(mode, antialias, align_corners, preserving, reference)
+        return PositionTable((table,)), spec
     rows = embeds.pos_embed_y
     if rows is not None:
-        return PositionTable((rows, embeds.pos_embed_x))
-    return None
+        return PositionTable((rows, embeds.pos_embed_x)), factorized_spec(preserving, reference)
+    raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
 
 
-def resize_spec(embeds: Any, table: PositionTable, *, by_flag: bool) -> ResizeSpec:
-    """How a NaFlexEmbeds resizes its tables: by its flag pos_embed_use_grid_sample, or without."""
-    reference = TIMM_FLAG if by_flag else LOOP
-    if len(table.parts) == 2:
-        return factorized_spec(embeds.pos_embed_ar_preserving, reference)
-    return learned_spec(
-        embeds.pos_embed_interp_mode,
-        # Older releases of timm lack these two settings.
-        getattr(embeds, "pos_embed_antialias", True),
-        getattr(embeds, "pos_embed_align_corners", False),
-        embeds.pos_embed_ar_preserving,
-        reference,
-    )
+def _add(
+    strategy: str, embeds: Any, x: Tensor, layout: TokenLayout, *coordinates: Tensor
+) -> str | None:
+    """Add the table, resampled as chosen, to the tokens; or say why timm's own code has to.
 
-
-def _add(strategy: str, embeds: Any, x: Tensor, layout: TokenLayout) -> str | None:
-    """Add the table, resampled as chosen, to the tokens; or say why timm's own code has to."""
-    table = tables_of(embeds)
-    if table is None:
-        return "embeddings without a position table"
-    tensors = (x, *table.parts)
-    if isinstance(layout, Coordinates):
-        tensors += (layout.values,)
-    context = context_of(*tensors)
-    # In plain eager code there is nothing that ours cannot take.
-    reason = None if context is None else why_unsupported(*tensors)
-    if reason is not None:
-        return reason
+    ``coordinates``: the tensor in the layout, if it has one.
+    """
     chosen = STRATEGIES[strategy]
-    spec = resize_spec(embeds, table, by_flag=chosen.reference != LOOP)
+    table, spec = read_embeds(embeds, by_flag=chosen.reference != LOOP)
     if spec.interpolation not in (*INTERPOLATIONS, "linear"):
         return f"a position table with interpolation mode {spec.interpolation!r}"
+    tensors = (x, *table.parts, *coordinates)
+    context = context_of(*tensors)
+    # In plain eager code there is nothing that ours cannot take.
+    if context is not None:
+        reason = why_unsupported(*tensors)
+        if reason is not None:
+            return reason
     try:
         dispatch.add(x, table, layout, spec, chosen, context)
     except InvalidCoordinateError:
@@ -194,7 +182,7 @@ def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replac
 @_adds("_apply_factorized_naflex_pos_embed", BATCH_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
 def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    return _add(strategy, self, x, Coordinates(patch_coord))
+    return _add(strategy, self, x, Coordinates(patch_coord), patch_coord)
 
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
@@ -217,9 +205,6 @@ def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> T
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
     """Modifications: two 1-D pseudo-inverses; these and a frozen kernel are kept."""
-    reason = changed(LIBRARY, self, OWN_INVERSE)
-    if reason is not None:
-        return reason
     return _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
 
@@ -248,11 +233,10 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
         rope = read_rope(self.rope)
         if isinstance(rope, str):
             return rope
-        reason = changed(LIBRARY, self.rope, *ROPE_METHODS)
-        if reason is None and type(patch_coord) not in OWN_MEMORY:
+        if type(patch_coord) not in OWN_MEMORY:
             reason = why_unsupported(patch_coord)
-        if reason is not None:
-            return reason
+            if reason is not None:
+                return reason
         traceable = context_of(x, patch_coord) not in (None, "capture", "other_device")
         check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
         return batched_rope(rope, patch_coord.to(x.device), x.dtype, traceable=traceable)

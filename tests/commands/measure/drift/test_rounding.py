@@ -7,7 +7,7 @@ from tests.support.measured import batches, table_model
 from tests.support.oracles import small_vit
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.drift.survey import is_exact, survey
-from timm_naflex_fast.patching.timm_methods import tables_of
+from timm_naflex_fast.patching.timm_methods import read_embeds
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EXACT = ["interpolate_cached", "matmul"]
@@ -26,7 +26,7 @@ SETTINGS = [
 def test_exact_strategies_stay_exact(dtype, setting, exact):
     for scale in (1e-3, 1.0, 100.0):
         model = small_vit(**setting).eval()
-        for table in tables_of(model.embeds).parts:
+        for table in read_embeds(model.embeds)[0].parts:
             torch.nn.init.normal_(table, std=scale)
         with ran(*exact):
             found = survey(model.to(dtype), batches(), exact)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....names import STRATEGY_NAMES
-from ....patching.timm_methods import tables_of
+from ....patching.timm_methods import read_embeds
 from ..contenders import BASELINE, use
 from ..pipelines import recorded
 
@@ -50,11 +50,7 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
     Raises:
         ValueError: no position table; or infinity or NaN in what the model computes.
     """
-    tables = tables_of(model.embeds)
-    if tables is None:
-        raise ValueError(
-            "the model has no position table, learned or factorized: nothing is resampled"
-        )
+    tables, _ = read_embeds(model.embeds)
     names = [*dict.fromkeys([BASELINE, *modes])]  # each once
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
     for batch, labels in batches:
