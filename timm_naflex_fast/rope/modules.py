@@ -83,6 +83,8 @@ def read_rope(module: Any) -> Rope | str:
         return f"rotary embeddings of the type {kind}"
     is_dinov3 = kind == "RotaryEmbeddingDinoV3"
     settings = vars(module)
+    if "get_embed" in settings or "get_batch_embeds" in settings:
+        return "rotary embeddings with a method of their own"
     frequencies = getattr(module, FREQUENCIES[kind])
     grid_type = "index"
     if is_dinov3:
