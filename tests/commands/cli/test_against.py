@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
 
 MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli"]
-RECOGNISED = "transformers' Siglip2"
+RECOGNISED = "index.json: transformers"
 
 
 @pytest.fixture(scope="module")

@@ -62,12 +62,12 @@ def save_in_form(form, whole, folder):
 
 
 FORMS = {
-    "folder": "file model.safetensors: transformers' Siglip2",
-    "shards": "file model.safetensors.index.json: transformers' Siglip2",
-    "file": "file weights.safetensors: transformers' Siglip2",
-    "tower alone": "file weights.safetensors: transformers' Siglip2",
-    "open_clip": "file weights.safetensors",
-    "timm": "file weights.safetensors",
+    "folder": "file model.safetensors: transformers",
+    "shards": "file model.safetensors.index.json: transformers",
+    "file": "file weights.safetensors: transformers",
+    "tower alone": "file weights.safetensors: transformers",
+    "open_clip": "file weights.safetensors: timm",
+    "timm": "file weights.safetensors: timm",
 }
 
 
@@ -102,7 +102,7 @@ def test_heads_are_those_of_the_settings_of_the_user_or_of_transformers(folder, 
 
     save_file(tower, folder / "alone.safetensors")
     (folder / "config.json").unlink()
-    with pytest.raises(RuntimeError, match=r"give num_heads.*--model-kwargs, e\.g\. num_heads=12"):
+    with pytest.raises(RuntimeError, match=r"add num_heads to --model-kwargs, e\.g\. num_heads=12"):
         load_model(FAMILY, folder / "alone.safetensors")
     model, _ = load_model(FAMILY, folder / "alone.safetensors", num_heads=2)
     assert model.blocks[0].attn.num_heads == 2
@@ -167,12 +167,12 @@ CHANGES = {
     "an adapter of PEFT that was not merged": (
         [KEY],
         {KEY.replace("weight", "base_layer.weight"): (64, 64), "k_proj.lora_A.default": (4, 64)},
-        r"an adapter of PEFT, .*base_layer.* save what merge_and_unload\(\) returns; taken are",
+        r"an adapter of PEFT, .*base_layer.* save what merge_and_unload\(\) returns\); taken are",
     ),
     "two towers": (
         None,
         {"student.embeds.proj.weight": (1,), "teacher.embeds.proj.weight": (1,)},
-        r"found 2 image towers in one file \(student., teacher.\)",
+        r"2 image towers in one file \(student., teacher.\)",
     ),
 }
 
@@ -191,5 +191,5 @@ def test_a_lost_shard_is_named(whole, tmp_path):
     index = save_in_form("shards", whole, tmp_path)
     lost = sorted(tmp_path.glob("*.safetensors"))[1]
     lost.unlink()
-    with pytest.raises(ValueError, match=f"index.json, which cannot be read: .*{lost.name}"):
-        read_checkpoint(index)
+    with pytest.raises(RuntimeError, match=rf"index.json cannot be loaded \(.*{lost.name}"):
+        load_model(FAMILY, index)

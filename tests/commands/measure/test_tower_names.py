@@ -64,7 +64,7 @@ def test_googles_release_gives_the_same_model_and_its_size(form, release, timms,
     loaded, words = load_model(FAMILY, tmp_path / "siglip2_b16_naflex.npz")
     torch.testing.assert_close(dict(loaded.state_dict()), timms, rtol=0, atol=0)
     assert loaded.blocks[0].attn.num_heads == 4
-    assert words == "file siglip2_b16_naflex.npz: Google's image tower"
+    assert words == "file siglip2_b16_naflex.npz: big_vision"
 
 
 SCALE = "params/img/Transformer/encoderblock_1/LayerNorm_0/scale"

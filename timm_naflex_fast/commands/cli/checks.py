@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..measure.models import load_model
-from ..measure.weight_files import find_weights
+from ..measure.models import load_errors, load_model
+from ..measure.weight_files import TAKEN, find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
 
@@ -18,13 +18,15 @@ def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model, or a checkpoint that is not there or holds no weights.
+        ValueError: no model.
+        RuntimeError: a checkpoint that is not there, or a folder without weights.
     """
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
     if options.checkpoint:
-        find_weights(options.checkpoint)
+        with load_errors(f"the checkpoint {options.checkpoint}", TAKEN):
+            find_weights(options.checkpoint)
 
 
 def load_as_chosen(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:

@@ -19,12 +19,8 @@ from .tower_names import (
     from_transformers,
     has_pooling,
 )
-from .weight_files import Tensors, Unusable, find_weights, read_tensors
+from .weight_files import Tensors, find_weights, read_tensors
 
-TITLES = {
-    "transformers": "transformers' Siglip2",
-    "big_vision": "Google's image tower",
-}
 # How the name of each library's patch embedding ends; what stands before it stands before all names
 # of the tower. timm's are those of a NaFlexVit and of a ViT; open_clip holds timm's tower.
 PATCH_EMBEDDINGS = {
@@ -48,7 +44,6 @@ class Checkpoint(NamedTuple):
     file: Path
     tensors: Tensors | None  # under timm's names; None: timm itself reads Google's file
     options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
-    classes: int  # of its head; 0 where there is none
     words: str  # what was recognised, in one line
 
 
@@ -61,32 +56,28 @@ def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoi
             ``patchify_channels_last`` count.
 
     Raises:
-        Unusable: as :func:`find_weights` and :func:`read_tensors`; or it holds two towers, or one of
-            another library that lacks tensors or has others than Siglip2, counted and named; or its
-            number of heads is not known.
+        ValueError: as :func:`find_weights`; or it holds two towers, or one of another library that
+            lacks tensors or has others than Siglip2, counted and named; or its number of heads is
+            not known. A file that is damaged raises what its reader raises.
     """
     file = find_weights(path)
     tensors = read_tensors(file)
     library, prefix = _recognise(tensors)
+    words = f"file {printable(file.name)}: {library}"
     # Of the other towers in an archive no array is read.
     tower: Tensors = {
         name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)
     }
-    words = f"file {printable(file.name)}"
-    if library in TITLES:
-        words += f": {TITLES[library]}"
     if library == "big_vision":
-        return Checkpoint(file, None, big_vision_sizes(tower), 0, words)
-    classes = len(tower.get("head.weight", ()))
+        return Checkpoint(file, None, big_vision_sizes(tower), words)
     if library == "timm":
-        return Checkpoint(file, tower, {}, classes, words)
-    if library == "transformers":
-        tower = from_transformers(tower)
+        return Checkpoint(file, tower, {}, words)
+    tower = from_transformers(tower)
     heads = given.get("num_heads") or read_config(file.parent).get("num_attention_heads")
     options = sizes(tower, heads)
     if given.get("patchify_channels_last") is False:
         tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
-    return Checkpoint(file, tower, options, classes, words)
+    return Checkpoint(file, tower, options, words)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -108,12 +99,12 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
     """The library that wrote them, and what stands before the names of the image tower.
 
     Raises:
-        Unusable: an adapter of PEFT, several towers, or one of another library whose patch embedding
-            is a convolution.
+        ValueError: an adapter of PEFT, several towers, or one of another library whose patch
+            embedding is a convolution.
     """
     adapted = [name for name in tensors if ADAPTER.search(name)]
     if adapted:
-        raise Unusable(
+        raise ValueError(
             f"an adapter of PEFT, alone or not merged ({', '.join(adapted[:2])}): save what "
             "merge_and_unload() returns"
         )
@@ -122,11 +113,11 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
         return "timm", ""
     if len(found) > 1:
         prefixes = ", ".join(match[1] for match in found)
-        raise Unusable(f"{len(found)} image towers in one file ({prefixes})")
+        raise ValueError(f"{len(found)} image towers in one file ({prefixes})")
     prefix, end = found[0].groups()
     library = PATCH_EMBEDDINGS[end]
     if library != "timm" and tensors[prefix + end].ndim != 2:
-        raise Unusable(
+        raise ValueError(
             "a patch embedding that is a convolution: weights of one size, not of NaFlex"
         )
     return library, prefix
@@ -136,14 +127,14 @@ def sizes(tower: Tensors, heads: int | None = None) -> dict[str, Any]:
     """timm's options for a tower of the size of these tensors; ``heads`` where they are known.
 
     Raises:
-        Unusable: nothing tells how many attention heads the tower has.
+        ValueError: nothing tells how many attention heads the tower has.
     """
     width, pixels = tower[PATCHES].shape
     heads = heads or HEADS.get(width)
     if not heads:
-        raise Unusable(
-            f"a tower of {width} channels, and nothing that tells how many attention heads it has",
-            "give num_heads: add it to --model-kwargs, e.g. num_heads=12",
+        raise ValueError(
+            f"a tower of {width} channels, and nothing that tells how many attention heads it has: "
+            "add num_heads to --model-kwargs, e.g. num_heads=12"
         )
     inside = len(tower["blocks.0.mlp.fc1.weight"])
     options = {

@@ -11,7 +11,7 @@ from typing import Any
 from ...names import did_you_mean
 from .checkpoints import read_checkpoint
 from .output import one_line
-from .weight_files import TAKEN, Unusable
+from .weight_files import TAKEN
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
@@ -145,9 +145,6 @@ def load_model(
             check_hub(name)
             model = timm.create_model(name, pretrained=True, **options)
             weights = f"pretrained, {name}"
-    # timm's settings say how many classes the weights have.
-    if not random_weights and model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
-        weights += f"; an untrained head of {model.num_classes} classes"
     return model.eval().to(getattr(torch, dtype)), weights
 
 
@@ -157,17 +154,16 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     from timm.models.naflexvit import checkpoint_filter_fn
 
     found = read_checkpoint(path, given)
+    tensors = found.tensors or {}
     # First with the file's own head, so that all of it has to fit.
-    options = found.options | given | {"num_classes": found.classes}
-    model = timm.create_model(name, **options)
-    if found.tensors is None:
-        model.load_pretrained(str(found.file))
+    own = len(tensors.get("head.weight", ()))
+    model = timm.create_model(name, **found.options | given | {"num_classes": own})
+    if tensors:
+        model.load_state_dict(checkpoint_filter_fn(tensors, model))
     else:
-        model.load_state_dict(checkpoint_filter_fn(found.tensors, model))
-    # timm's settings are those of its own weights.
-    model.pretrained_cfg["num_classes"] = found.classes
-    classes = given.get("num_classes", found.classes)
-    if classes != found.classes:
+        model.load_pretrained(str(found.file))
+    classes = given.get("num_classes", own)
+    if classes != own:
         model.reset_classifier(classes)
     return model, found.words
 
@@ -190,11 +186,12 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
     """
     try:
         yield
-    except Unusable as error:  # it says itself what to give
-        raise RuntimeError(f"{what} cannot be loaded: {error}") from error
-    # No network, tensors of another size, options that timm does not know.
+    # No file, no network, tensors of another size, options that timm does not know.
     except Exception as error:
-        raise RuntimeError(f"{what} cannot be loaded ({one_line(error)}); {advice}") from error
+        text = one_line(error)
+        if "weights_only" in text:  # torch and timm go on with unsafe advice
+            text = "it holds other things than tensors, or is damaged"
+        raise RuntimeError(f"{what} cannot be loaded ({text}); {advice}") from error
 
 
 def fingerprint(model: Any) -> str:

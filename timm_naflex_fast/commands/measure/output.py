@@ -39,10 +39,15 @@ def printable(text: object) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The kind of an error and what it says, without long lists, and cut after a word."""
+    """What an error says, without long lists, and cut after a word; its kind comes first.
+
+    Of a ValueError or RuntimeError, whose text is a sentence, the kind is left out.
+    """
     # Of names in quotes, as torch lists those of tensors, the first three.
     text = re.sub(r'((?:"[^"]+", ){3})(?:"[^"]+"(?:, )?)+', r"\1...", str(error))
-    return textwrap.shorten(f"{type(error).__name__}: {text}", 400, placeholder=" ...")
+    if not isinstance(error, (ValueError, RuntimeError)):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text, 400, placeholder=" ...")
 
 
 def require(what: str, *packages: str) -> None:

@@ -9,7 +9,7 @@ import re
 from itertools import product
 from typing import Any
 
-from .weight_files import Tensors, Unusable
+from .weight_files import Tensors
 
 # One tower in another library and in timm: the other's tensors on the left, put one below the other,
 # are timm's on the right. "#" stands for the number of a block, "*" for "weight" and "bias".
@@ -46,7 +46,7 @@ def from_transformers(tower: Tensors) -> dict[str, Any]:
     The tower may lack the head that pools.
 
     Raises:
-        Unusable: tensors are missing, or are not Siglip2's (counts and names them).
+        ValueError: tensors are missing, or are not Siglip2's (counts and names them).
         RuntimeError: the table is no square.
     """
     result = _renamed(tower)
@@ -61,7 +61,7 @@ def to_transformers(tower: Tensors) -> dict[str, Any]:
     """timm's Siglip2 tower as transformers', with or without the head that pools.
 
     Raises:
-        Unusable: tensors are missing, or are not Siglip2's (counts and names them).
+        ValueError: tensors are missing, or are not Siglip2's (counts and names them).
         ValueError: the position table is no square, as transformers' is.
     """
     result = _renamed(tower, back=True)
@@ -98,7 +98,7 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     """transformers' tensors under timm's names, or ``back``.
 
     Raises:
-        Unusable: a name is not found, or a tensor is not used; counts and names them.
+        ValueError: a name is not found, or a tensor is not used; counts and names them.
     """
     import torch
 
@@ -111,12 +111,12 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
             pairs[tuple(old)] = new
     others = sorted({name for old in pairs for name in old} ^ tower.keys())
     if others:
-        raise Unusable(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
+        raise ValueError(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
     result: dict[str, Any] = {}
     for old_names, new_names in pairs.items():
         whole = torch.cat([tower[name] for name in old_names])
-        # The rows of a query, key and value projection: together, as query and the rest, or each.
+        # Two or three names take the rows of a projection to query, key and value.
         third = len(whole) // 3
-        ends = [third, 2 * third]
-        result |= zip(new_names, whole.tensor_split(ends[: len(new_names) - 1]))
+        ends = [third, 2 * third][: len(new_names) - 1]
+        result |= zip(new_names, whole.tensor_split(ends))
     return result

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .output import one_line, printable
-
 Tensors = Mapping[str, Any]  # by their names
 
 # What a folder may hold, in the order in which it is looked for: first what libraries write. Then
@@ -28,19 +26,11 @@ FILES = (
     r".*\.safetensors",
     r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(npz|bin|pth|pt|ckpt|tar)",
 )
-SHOWN = 8  # names in an error
 TAKEN = (
     "taken are timm's own weights, and SigLIP-2's NaFlex image tower as transformers, open_clip or "
     "Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an index of shards "
     "(.index.json), a folder with one of these, or OWNER/NAME of a model in the hub's cache"
 )
-
-
-class Unusable(ValueError):
-    """These weights cannot be taken; the text says what was found, and what is taken."""
-
-    def __init__(self, found: str, taken: str = TAKEN) -> None:
-        super().__init__(f"found {found}; {taken}")
 
 
 def find_weights(path: str | Path) -> Path:
@@ -51,7 +41,7 @@ def find_weights(path: str | Path) -> Path:
             of the hub's cache, or OWNER/NAME of a model in it.
 
     Raises:
-        Unusable: there is none, or there are several.
+        ValueError: there is none, or there are several.
     """
     named = Path(path)
     if not named.exists():
@@ -60,7 +50,7 @@ def find_weights(path: str | Path) -> Path:
         try:
             named = Path(snapshot_download(str(path), local_files_only=True))
         except (OSError, ValueError) as error:  # not in the cache, or no name of a model
-            raise Unusable(
+            raise ValueError(
                 f"no file or folder {path}, and no such model in the hub's cache"
             ) from error
     if named.is_file():
@@ -69,39 +59,20 @@ def find_weights(path: str | Path) -> Path:
     files = sorted([*named.glob("*"), *named.glob("snapshots/*/*")])
     for pattern in FILES:
         found = [file for file in files if re.fullmatch(pattern, file.name)]
-        if len(found) == 1:
-            return found[0]
         if found:
-            names = ", ".join(str(file.relative_to(named)) for file in found[:SHOWN])
-            shown = printable(names)
-            raise Unusable(
-                f"{len(found)} files of weights in the folder {named} ({shown}), not one"
-            )
-    raise Unusable(f"no weights in the folder {named}")
+            break
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(file.relative_to(named)) for file in found)
+    raise ValueError(f"{len(found)} files of weights in the folder {named}, not one: {names}")
 
 
 def read_tensors(file: Path) -> Tensors:
     """The named tensors of a local file, or of the files that an index names.
 
     Those of a .npz are NumPy arrays, each read when it is asked for. Of what a trainer saved, timm
-    chooses: averaged weights come first.
-
-    Raises:
-        Unusable: it is not whole, or holds other things than named tensors; says what its reader
-            says.
+    chooses: averaged weights come first. Errors are the readers' own.
     """
-    try:
-        return _read(file)
-    # A cut-off file, a pickle of something else: each reader has errors of its own.
-    except Exception as error:
-        text = one_line(error)
-        if "weights_only" in text:  # torch and timm go on with unsafe advice
-            text = "it holds other things than tensors, or is damaged"
-        raise Unusable(f"{printable(file.name)}, which cannot be read: {text}") from error
-
-
-def _read(file: Path) -> Tensors:
-    """As ``read_tensors``, with the readers' own errors."""
     import numpy as np
     import torch
     from safetensors.torch import load_file
@@ -111,7 +82,7 @@ def _read(file: Path) -> Tensors:
         places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         tensors: dict[str, Any] = {}
         for name in sorted(set(places.values())):
-            tensors |= _read(file.parent / name)
+            tensors |= read_tensors(file.parent / name)
         return tensors
     if file.suffix == ".npz":
         return np.load(file, allow_pickle=False)
