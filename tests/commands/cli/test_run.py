@@ -120,7 +120,7 @@ def test_transformers_is_patched():
     pytest.importorskip("transformers", minversion="5.21")
     code, _, err = run("--library", "transformers", "-", given=SIGLIP2)
     assert code == 0 and re.search(
-        r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err
+        "rope by batched; in this process ran pos_embed by matmul 1 times", err
     ), err
 
 
@@ -143,7 +143,7 @@ def test_modes_and_flags_and_who_speaks(clean, monkeypatch, capfd):
     monkeypatch.setenv("RANK", "1")
     line = (
         r"naflex-fast \(rank 1\): pos_embed by interpolate_cached, patch_embed by matmul, "
-        r"rope by batched, strict; timm .* replaced; .*none of them\n"
+        r"rope by batched, strict; in this process ran none of them\n"
     )
     assert re.fullmatch(line, end(order))
     assert status().flags == Settings("interpolate_cached", "matmul", "batched")

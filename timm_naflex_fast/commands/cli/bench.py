@@ -8,7 +8,7 @@ from ...patching.choices import MODES
 from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments
-from ..measure.output import positive, progress, provenance
+from ..measure.output import positive, provenance
 from .checks import check_model_options, load_as_chosen
 
 PHASES = ("train", "infer")
@@ -83,22 +83,18 @@ def bench(options: argparse.Namespace) -> int:
     from ..measure.bench import model as whole
 
     # A compiled model meets all lengths in turn, an eager one has a race for each.
+    race = whole.race_eager
     together = [[length] for length in options.lengths]
-    rounds = 1
     if options.compile:
+        race = whole.race_compiled
         together = [options.lengths]
-        rounds = 2 * whole.ROUNDS
     rows: list[dict[str, Any]] = []
-    made = provenance(options.command)
+    # Whatever stops a race, the rows of those before it are kept.
+    options.figures.update(provenance(options.command), rows=rows)
     for lengths, phase in product(together, options.phases):
         step = whole.make_step(model, options.dtype, phase)
-        batches = whole.random_batches(model, lengths, options.batch_size, rounds)
-        if options.compile:
-            found = {}
-            for mode in progress("compiling", options.modes):
-                found[mode] = whole.time_compiled(model, step, batches, mode)
-        else:
-            found = whole.race_eager(model, step, batches[0], options.modes)
+        batches = whole.random_batches(model, lengths, options.batch_size)
+        found = race(model, step, batches, options.modes)
         facts = {
             "model": options.model,
             "workload": " ".join(f"siglip-{length}" for length in lengths),
@@ -110,8 +106,6 @@ def bench(options: argparse.Namespace) -> int:
         print(TITLE.format(**facts))
         _print(found)
         rows += [{**facts, "contender": mode, **figures} for mode, figures in found.items()]
-        # Whatever stops the next race, these are kept.
-        options.figures.update(made, rows=rows)
     return 0
 
 

@@ -129,25 +129,18 @@ def _report(wanted: dict[str, Any]) -> None:
 
     In the script, and in each process below it in which something did.
     """
-    modules = {name: HOOKED_MODULES[name] for name in wanted["libraries"]}
-    imported = [name for name in modules if modules[name] in sys.modules]
+    names = [HOOKED_MODULES[library] for library in wanted["libraries"]]
     speaks = wanted["speaks"]
-    names = " or ".join(modules.values())
-    said = [f"this process did not import {names}, so nothing was patched in it"]
-    if imported:
+    said = [f"this process did not import {' or '.join(names)}, so nothing was patched in it"]
+    if any(name in sys.modules for name in names):
         from ...patching.status import in_words, status
 
         now = status()
         calls = sorted(now.calls.items())
         ran = [f"{step} by {mode} {times} times" for (step, mode), times in calls]
         speaks = speaks or bool(ran)
-        releases = ", ".join(f"{name} {sys.modules[name].__version__}" for name in imported)
-        said = [
-            in_words(now.flags),
-            f"{releases}, {len(now.replaced)} functions replaced",
-            f"in this process ran {', '.join(ran) or 'none of them'}",
-            *now.why_stock(),
-        ]
+        in_this = f"in this process ran {', '.join(ran) or 'none of them'}"
+        said = [in_words(now.flags), in_this, *now.why_stock()]
     if not speaks:
         return
     # torchrun numbers its processes; others are told apart by their ids.

@@ -130,7 +130,7 @@ def export(
         runtime is right in float32, and so the file was written.
     """
     (example, *unseen), free = make_inputs(model, size)
-    found: dict[tuple[str, str], dict[str, float]] = {}  # by runtime and precision
+    checks: dict[tuple[str, str], dict[str, Any]] = {}  # by runtime and precision
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as parts:
@@ -144,29 +144,28 @@ def export(
             with enable("matmul", model=module, strict=True):
                 program = write(module, example, free, file, metadata)
             for runtime in runtimes:
-                for precision, run in LOADERS[runtime](file, program).items():
+                runs = LOADERS[runtime](file, program)
+                default = next(iter(runs))
+                for precision, run in runs.items():
+                    new = {
+                        "runtime": runtime,
+                        "precision": precision,
+                        "is_default": precision == default,
+                        "differences": {},
+                        "right": True,
+                    }
+                    check = checks.setdefault((runtime, precision), new)
                     off = _largest_difference(run, unseen, wanted)
-                    found.setdefault((runtime, precision), {})[part] = off
+                    check["differences"][part] = off
+                    check["right"] &= off <= TOLERANCES[part]
 
-        checks: list[dict[str, Any]] = []
-        default: dict[str, str] = {}  # a loader gives the runtime's own precision first
-        for (runtime, precision), differences in found.items():
-            check = {
-                "runtime": runtime,
-                "precision": precision,
-                "is_default": default.setdefault(runtime, precision) == precision,
-                "differences": differences,
-                "right": all(off <= TOLERANCES[part] for part, off in differences.items()),
-            }
-            checks.append(check)
         # In another precision, rounding alone is more than what is allowed.
-        exact = [check["right"] for check in checks if check["precision"] == FLOAT32]
-        is_right = len(exact) == len(runtimes) and all(exact)
+        is_right = all(checks[runtime, FLOAT32]["right"] for runtime in runtimes)
         if is_right:
             # ONNX keeps weights beside the file above 1.5 GB.
             for made in Path(parts, "model").iterdir():
                 made.replace(out.resolve().with_name(made.name))
-    return checks, is_right
+    return [*checks.values()], is_right
 
 
 def write(

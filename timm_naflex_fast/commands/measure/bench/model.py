@@ -35,8 +35,10 @@ Figures = dict[str, float]
 Step = Callable[[Any, Batch], None]  # see ``make_step``
 
 
-def race_eager(model: Any, step: Step, batch: Batch, modes: Sequence[str]) -> dict[str, Figures]:
-    """Time ``ROUNDS`` steps in each mode, all on one batch.
+def race_eager(
+    model: Any, step: Step, batches: Sequence[Batch], modes: Sequence[str]
+) -> dict[str, Figures]:
+    """Time ``ROUNDS`` steps in each mode, all on the first batch.
 
     The modes take turns, so that a slow spell of the machine falls on all of them. One round before
     does not count.
@@ -49,34 +51,34 @@ def race_eager(model: Any, step: Step, batch: Batch, modes: Sequence[str]) -> di
         for mode in order:
             with chosen(mode, model):
                 start = now()
-                step(model, batch)
+                step(model, batches[0])
                 times[mode].append(now() - start)
     return {mode: quartiles(seconds[1:]) for mode, seconds in times.items()}
 
 
-def time_compiled(model: Any, step: Step, batches: Sequence[Batch], mode: str) -> Figures:
-    """Time the model as ``torch.compile`` makes it in one mode, and count its graphs.
+def race_compiled(
+    model: Any, step: Step, batches: Sequence[Batch], modes: Sequence[str]
+) -> dict[str, Figures]:
+    """Time the model as ``torch.compile`` makes it in each mode, and count its graphs.
 
-    Args:
-        model: a NaFlexVit.
-        step: see :func:`make_step`.
-        batches: with other grids each time; see :func:`random_batches`. On the first half it is
-            compiled; the later steps are timed in ``ROUNDS`` rounds, each of which counts as the
-            mean of its steps.
-        mode: in which the model is compiled.
+    On the first half of the batches it is compiled. The later steps are timed in ``ROUNDS`` rounds,
+    each of which counts as the mean of its steps.
     """
     from torch._inductor.utils import fresh_inductor_cache
 
-    # What an earlier run has compiled would hide what compiling costs.
-    with chosen(mode, model), fresh_inductor_cache():
-        counts, seconds = count_graphs(model, batches, step, backend=BACKEND)
-    first, later = torch.tensor(seconds).chunk(2)
-    return {
-        **quartiles(later.view(ROUNDS, -1).mean(1).tolist()),
-        **counts,
-        "first steps": len(first),
-        "first steps, s": round(first.sum().item(), 2),
-    }
+    found = {}
+    for mode in progress("compiling", modes):
+        # What an earlier run has compiled would hide what compiling costs.
+        with chosen(mode, model), fresh_inductor_cache():
+            counts, seconds = count_graphs(model, batches, step, backend=BACKEND)
+        first, later = torch.tensor(seconds).chunk(2)
+        found[mode] = {
+            **quartiles(later.view(ROUNDS, -1).mean(1).tolist()),
+            **counts,
+            "first steps": len(first),
+            "first steps, s": round(first.sum().item(), 2),
+        }
+    return found
 
 
 def quartiles(seconds: Sequence[float]) -> Figures:
@@ -133,11 +135,13 @@ def chosen(mode: str, model: Any) -> AbstractContextManager[Any]:
     return enable(cast(Mode, mode), model=model)
 
 
-def random_batches(model: Any, lengths: Sequence[int], images: int, rounds: int) -> list[Batch]:
-    """In each round a batch of random images for each length, padded to it; no image comes twice."""
+def random_batches(model: Any, lengths: Sequence[int], images: int) -> list[Batch]:
+    """In each of 2 x ``ROUNDS`` rounds a batch of random images for each length, padded to it; no
+    image comes twice.
+    """
     source = random.Random(0)
     batches = []
-    for _, length in product(range(rounds), lengths):
+    for _, length in product(range(2 * ROUNDS), lengths):
         draw = siglip_grids(length)
         grids = [draw(source) for _ in range(images)]
         batches.append(random_batch(model, grids, length))
