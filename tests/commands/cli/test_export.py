@@ -7,7 +7,6 @@ import re
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -208,24 +207,8 @@ def test_what_a_model_does_not_take_is_one_line(options, says, tmp_path, capsys)
 
 
 def test_all_that_is_missing_is_named_at_once_with_how_to_install_it(tmp_path, capsys, monkeypatch):
-    for name in ("onnx", "onnxscript"):
+    for name in ("onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     assert export(tmp_path / "m.onnx") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("an .onnx file needs onnx, onnxscript: pip install onnx onnxscript")
-
-
-def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
-    tmp_path, capsys, monkeypatch
-):
-    pytest.importorskip("onnxscript")
-    for name in ("onnxruntime", "openvino"):
-        monkeypatch.setitem(sys.modules, name, None)
-    asked = Mock(return_value=([], True))
-    monkeypatch.setattr(work, "export", asked)
-
-    assert export(tmp_path / "m.onnx", "--size", "32", "48") == 3
-
-    assert asked.call_args.args[2] == ["torch.export"]
-    missing = "not checked in an ONNX runtime: none is installed (pip install "
-    assert f"written: {tmp_path / 'm.onnx'}\n{missing}" in capsys.readouterr().out
+    assert line.endswith("an .onnx file needs onnx, onnxruntime: pip install onnx onnxruntime")

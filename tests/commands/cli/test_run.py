@@ -139,7 +139,7 @@ def test_modes_and_flags_and_who_speaks(clean, monkeypatch, capfd):
         return capfd.readouterr().err
 
     flags = dict(mode="interpolate_cached", strict=True)
-    order = launcher._environment(flags, ["timm"], speaks=True)[launcher.ENV_NAME]
+    order = json.dumps(dict(flags=flags, libraries=["timm"], first=True, speaks=True))
     monkeypatch.setenv("RANK", "1")
     line = (
         r"naflex-fast \(rank 1\): pos_embed by interpolate_cached, patch_embed by matmul, "

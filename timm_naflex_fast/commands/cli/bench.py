@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--modes",
+        "--contenders",  # the name of before
         nargs="+",
         metavar="NAME",
         choices=MODES,

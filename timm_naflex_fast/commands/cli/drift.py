@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
     add(
         "--modes",
+        "--contenders",  # the name of before
         nargs="+",
         metavar="NAME",
         choices=CONTENDERS,

@@ -75,11 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    words = argv
-    if argv[0] != "run":  # whose script has words of its own
-        # A mode was a contender before.
-        words = [re.sub("^--contender", "--mode", word) for word in argv]
-    options, more = parser.parse_known_args(words)
+    options, more = parser.parse_known_args(argv)
     if more:
         options.parser.error(f"unrecognized arguments: {' '.join(more)}")
     options.command = shlex.join(["naflex-fast", *argv])

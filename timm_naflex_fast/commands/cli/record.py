@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mode",
+        "--contender",  # the name of before
         choices=CONTENDERS,
         default=BASELINE,
         help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",

@@ -74,19 +74,15 @@ def run(options: argparse.Namespace) -> int:
     script, *words = options.script
     start = [sys.executable, "-m", script] if options.module else _start_of(script)
     # A command may be a launcher, as torchrun, which has nothing to say of itself.
-    environment = _environment(flags, libraries, speaks=start[0] == sys.executable)
+    speaks = start[0] == sys.executable
+    wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True, speaks=speaks))
+    folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, ENV_NAME: wanted, "PYTHONPATH": os.pathsep.join(folders)}
     command = [*start, *words]
     # Elsewhere the script takes this process's place: signals and the exit status are its own.
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
     os.execve(command[0], command, environment)
-
-
-def _environment(flags: dict[str, Any], libraries: list[str], speaks: bool) -> dict[str, str]:
-    """The environment variables of the script's processes, of which the first one may speak anyway."""
-    wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True, speaks=speaks))
-    folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
-    return {**os.environ, ENV_NAME: wanted, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def _start_of(script: str) -> list[str]:

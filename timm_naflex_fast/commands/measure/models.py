@@ -125,25 +125,24 @@ def load_model(
     import timm
     import torch
 
-    options = dict(more)
     if name.startswith("vit_"):
-        options["use_naflex"] = True
+        more["use_naflex"] = True
     what = f"the model {name!r}"
     advice = HOW_TO_GIVE
     if checkpoint is not None:
         what = f"the checkpoint {checkpoint}"
         advice = TAKEN
-    with load_errors(what, f"{advice}; {HOW_TO_FIT}"), torch.random.fork_rng(devices=[]):
+    with load_errors(what, f"{advice}; {HOW_TO_FIT}"):
         torch.manual_seed(0)  # also for a head that is not in the weights
         if checkpoint is not None:
-            model, weights = _with_file(name, checkpoint, options)
+            model, weights = _with_file(name, checkpoint, more)
         elif random_weights:
-            model = timm.create_model(name, **options)
+            model = timm.create_model(name, **more)
             _smooth(model.embeds.pos_embed)
             weights = "random, untrained, seed 0; position table of sines and cosines"
         else:
             check_hub(name)
-            model = timm.create_model(name, pretrained=True, **options)
+            model = timm.create_model(name, pretrained=True, **more)
             weights = f"pretrained, {name}"
     return model.eval().to(getattr(torch, dtype)), weights
 

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.benchmark.utils.timer import timer as now
 
-from ....patching.choices import Mode
 from ....patching.install import enable
 from ..contenders import BASELINE
 from ..output import progress
@@ -127,12 +126,12 @@ def count_graphs(
     return counts, seconds
 
 
-def chosen(mode: str, model: Any) -> AbstractContextManager[Any]:
+def chosen(mode: Any, model: Any) -> AbstractContextManager[Any]:
     """Inside, the model computes in this mode; "stock": with nothing replaced."""
     # timm's own time is that of timm alone: nothing of ours may be in place.
     if mode == BASELINE:
         return nullcontext()
-    return enable(cast(Mode, mode), model=model)
+    return enable(mode, model=model)
 
 
 def random_batches(model: Any, lengths: Sequence[int], images: int) -> list[Batch]:

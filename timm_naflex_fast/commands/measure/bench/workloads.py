@@ -42,10 +42,9 @@ def coordinates(grids: Sequence[Grid], length: int = 0) -> Any:
         (B, N, 2), each (y, x), int64.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    tokens = [h * w for h, w in grids]
-    coord = torch.zeros(len(grids), max(length, *tokens), 2, dtype=torch.long)  # (B, N, 2)
-    # What is left of a sample is padding, which keeps (0, 0).
-    for sample, (h, w) in zip(coord, grids):
-        sample[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))
-    return coord
+    cells = [torch.cartesian_prod(torch.arange(h), torch.arange(w)) for h, w in grids]
+    # One more sample, which is as long as the others have to be at least.
+    cells.append(torch.zeros(length, 2, dtype=torch.long))
+    return pad_sequence(cells, batch_first=True)[:-1]

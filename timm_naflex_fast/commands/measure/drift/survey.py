@@ -51,10 +51,9 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
         ValueError: no position table; or infinity or NaN in what the model computes.
     """
     tables, _ = read_embeds(model.embeds)
-    names = [*dict.fromkeys([BASELINE, *modes])]  # each once
-    parts: dict[str, list[Tensors]] = {name: [] for name in names}
+    parts: dict[str, list[Tensors]] = {name: [] for name in [BASELINE, *modes]}
     for batch, labels in batches:
-        outputs = {name: _forward(model, batch, name) for name in names}
+        outputs = {name: _forward(model, batch, name) for name in parts}
         for name, ours in outputs.items():
             found = _compare(ours, outputs[BASELINE], labels, len(tables.parts))
             parts[name].append(found)
@@ -86,7 +85,8 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
     """What the model computes for a batch in this mode, and the "grid" of each image (B, 2).
 
     Its embedded "tokens" (B, N, C) and its "output" (B, D); of a model that pools nothing the last
-    tokens (B, N, C), 0 for padding. And the "logits" (B, classes), if it has some.
+    tokens (B, N, C), 0 for padding. The "directions" of the outputs, one row an image, scaled to
+    length 1. And the "logits" (B, classes), if it has some.
 
     Raises:
         ValueError: infinity or NaN in one of them.
@@ -106,6 +106,7 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
         if not values.isfinite().all():
             raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN in {dtype}")
     found["grid"] = batch["patch_coord"].amax(1).long() + 1
+    found["directions"] = F.normalize(found["output"].double().flatten(1), dim=-1)
     return found
 
 
@@ -130,19 +131,16 @@ def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None, lines: int) -
     scale = torch.minimum(sizes.amax(-1, keepdim=True), sizes.amax((0, 1)))  # (B, N, C)
     share = FLOAT32 + lines * torch.finfo(ours["tokens"].dtype).eps
     rounding = share * scale.clamp(min=1e-30)
-    directions, others = [
-        F.normalize(made["output"].double().flatten(1), dim=-1) for made in (ours, timms)
-    ]
     results = {
         "grid": ours["grid"],
         "squares": torch.stack([moves, tokens], 1).square().sum((2, 3)),
         "embed_max_abs": moves.abs().amax((1, 2)),
         "embed_roundings": (moves.abs() / rounding).amax((1, 2)),
         # 1 - cosine, without the cancellation that hides small angles.
-        "pooled_cosine_distance": (directions - others).square().sum(-1) / 2,
+        "pooled_cosine_distance": (ours["directions"] - timms["directions"]).square().sum(-1) / 2,
     }
     if ours["output"].ndim == 2:
-        results["directions"] = directions
+        results["directions"] = ours["directions"]
     if "logits" in ours:
         classes = ours["logits"].argmax(-1)
         results["agreement"] = classes == timms["logits"].argmax(-1)
@@ -155,9 +153,11 @@ def _drift(ours: Tensors, timms: Tensors) -> dict[str, float | None]:
     """The figures of all images."""
     if "directions" in ours and len(ours["directions"]) > 2:
         ours["neighbours"] = same_nearest(ours["directions"], timms["directions"])
-    figures: dict[str, float | None] = {"embed_rel_rms": _rms(ours["squares"])}
-    for name in ("embed_max_abs", "embed_roundings"):
-        figures[name] = ours[name].max().item()
+    figures: dict[str, float | None] = {
+        "embed_rel_rms": _rms(ours["squares"]),
+        "embed_max_abs": ours["embed_max_abs"].max().item(),
+        "embed_roundings": ours["embed_roundings"].max().item(),
+    }
     for name in MEANS:
         figures[name] = None
         if name in ours:
@@ -196,11 +196,9 @@ def same_nearest(ours: Tensor, timms: Tensor) -> Tensor:
     same = []
     # The whole similarity matrix of a large folder may not fit into memory.
     for rows in torch.arange(len(timms)).split(AT_ONCE):
-        own = (torch.arange(len(rows)), rows)
-        our_similar = ours[rows] @ ours.t()  # cosines (R, N)
-        similar = timms[rows] @ timms.t()
-        our_similar[own] = -2  # an image is no neighbour of itself
-        similar[own] = -2
+        own = 3 * F.one_hot(rows, len(timms))  # an image is no neighbour of itself
+        our_similar = ours[rows] @ ours.t() - own  # cosines (R, N)
+        similar = timms[rows] @ timms.t() - own
         found = similar.gather(1, our_similar.argmax(-1, keepdim=True))
         same.append(similar.amax(-1) - found[:, 0] <= TIE)
     return torch.cat(same)
