@@ -21,7 +21,7 @@ from torch import Tensor
 import timm_naflex_fast
 from timm_naflex_fast.commands.measure.images import image_sources, read
 from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.pictures import convert, patches_of, settings_of
+from timm_naflex_fast.pictures import patches_of, settings_of
 
 TIMM = "naflexvit_base_patch16_siglip.v2_webli"
 TRANSFORMERS = "google/siglip2-base-patch16-naflex"
@@ -78,9 +78,7 @@ def main() -> None:
     pictures = []
     embeddings = []
     with timm_naflex_fast.enable(model=model), torch.inference_mode():
-        for path, picture in read(
-            image_sources(options.images), lambda image: convert(image, "RGB"), skipped
-        ):
+        for path, picture in read(image_sources(options.images), skipped):
             paths.append(path)
             pictures.append(picture)
             if len(pictures) == options.batch_size:

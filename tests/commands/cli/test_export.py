@@ -16,10 +16,10 @@ from tests.support.checks import slow
 from tests.support.json_page import PAGE, named
 from tests.support.oracles import OLD_TORCH
 from tests.support.running import ran
-from timm_naflex_fast.commands.cli.export import RUNTIMES
+from timm_naflex_fast.commands.cli.export import runtimes_for
 from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.commands.measure import export as work
-from timm_naflex_fast.commands.measure.images import eval_transform, naflex_batches
+from timm_naflex_fast.commands.measure.images import eval_settings, naflex_batches
 from timm_naflex_fast.commands.measure.models import load_model
 
 KWARGS = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
@@ -53,7 +53,7 @@ def exported(request, tmp_path_factory):
 def test_a_file_is_right_in_every_runtime_and_what_was_found_is_on_the_page(exported):
     file, said, found = exported
     right = re.findall(r"^(.*?)  +float32.*\S+e-0\d +\S+e-\d\d  right$", said, re.M)
-    assert right == [*RUNTIMES[file.suffix]]
+    assert right == runtimes_for(file)
     for check in found["checks"]:
         if check["runtime"] == "OpenVINO" and check["is_default"]:
             openvino = importlib.import_module("openvino")
@@ -117,7 +117,7 @@ def test_the_page_leads_from_a_picture_to_the_output(exported, monkeypatch):
 
     model, _ = load_model(SIGLIP2, random_weights=True, **KWARGS)
     jpeg = Image.open("photo.jpg")
-    ((batch, _),) = naflex_batches([("photo", lambda: jpeg)], eval_transform(model, 64), 64, 1, [])
+    ((batch, _),) = naflex_batches([("photo", lambda: jpeg)], eval_settings(model, 64), 1, [])
     with torch.no_grad():
         want = model(batch)
     assert torch.allclose(torch.from_numpy(names["output"]), want, atol=1e-5)

@@ -20,12 +20,12 @@ def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
         file.write(b"no image")
     damaged = ("bad.tif", Mock(side_effect=TypeError))  # as some TIFFs do
     skipped = []
-    found = list(read([damaged, *image_sources(tmp_path)], lambda image: image.size, skipped))
-    assert found == [("good.png", (40, 30))]
+    ((name, picture),) = read([damaged, *image_sources(tmp_path)], skipped)
+    assert (name, picture.size) == ("good.png", (40, 30))
     names = [line.split(":")[0] for line in skipped]
     assert names == ["bad.tif", "a\\n\\x1b[2J\\udcff.png"]
     with pytest.raises(ValueError, match=r"none of the images can be read: bad\.tif: TypeError"):
-        list(read([damaged], lambda image: image, []))
+        list(read([damaged], []))
 
 
 def test_provenance():

@@ -8,7 +8,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from tests.support.oracles import small_vit
 from tests.support.tiny_siglip2 import FAMILY
-from timm_naflex_fast.commands.measure.images import eval_transform, image_sources, naflex_batches
+from timm_naflex_fast.commands.measure.images import eval_settings, image_sources, naflex_batches
 from timm_naflex_fast.pictures import convert
 
 RAMP = np.arange(24 * 40).reshape(24, 40) % 256  # all gray values, wider than high
@@ -71,7 +71,7 @@ def test_each_setting_of_the_model_that_makes_patches_is_followed(name, photos):
     overlay, own = SETTINGS[name]
     model = timm.create_model(FAMILY, depth=1, embed_dim=24, pretrained_cfg_overlay=overlay)
     sources = image_sources(photos)
-    ((batch, _),) = naflex_batches(sources, eval_transform(model, 16), 16, 9, [])
+    ((batch, _),) = naflex_batches(sources, eval_settings(model, 16), 9, [])
     settings = dict(patch_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic")
     transform = timm.data.create_transform(
         224, naflex=True, patchify=True, max_seq_len=16, **settings | own
@@ -85,4 +85,4 @@ def test_a_model_that_takes_no_patches_is_told():
     with pytest.raises(
         ValueError, match="is a convolution, which takes no patches; valid: embed_pr"
     ):
-        eval_transform(small_vit(embed_proj_type="conv"), 16)
+        eval_settings(small_vit(embed_proj_type="conv"), 16)

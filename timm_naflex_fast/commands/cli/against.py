@@ -2,14 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
 from ...names import STRATEGY_NAMES
-from ...pictures import convert
 from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.images import Source, read
@@ -85,7 +83,7 @@ def compare(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
 
     source = source_of(options, model)
     announce(f"comparing with {source.words} ...")
-    images = islice(read(sources, partial(convert, colours="RGB"), []), options.against_images)
+    images = islice(read(sources, []), options.against_images)
     found = against_transformers(
         source,
         [picture for _, picture in images],

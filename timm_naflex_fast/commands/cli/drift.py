@@ -67,10 +67,10 @@ def drift(options: argparse.Namespace) -> int:
     check(options)
     against.check(options)
     model, weights = load_as_chosen(options, dtype=options.dtype)
-    transform = images.eval_transform(model, options.max_seq_len, options.interpolation)
+    settings = images.eval_settings(model, options.max_seq_len, options.interpolation)
     skipped: list[str] = []
     batches = images.naflex_batches(
-        progress("measuring", sources), transform, options.max_seq_len, options.batch_size, skipped
+        progress("measuring", sources), settings, options.batch_size, skipped
     )
     measure_and_show(model, batches, options, weights, source, skipped)
     if not options.against:

@@ -12,12 +12,6 @@ from ..measure.models import add_model_arguments
 from ..measure.output import check_writable, positive, printable, provenance, require
 from .checks import announce, check_model_options, load_as_chosen
 
-# The runtimes that run a file with this suffix, and the module of each. torch.export runs the program
-# from which an ONNX file is made, not that file.
-RUNTIMES = {
-    ".pt2": {"torch.export": "torch"},
-    ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
-}
 STATUS = (
     "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
     "1 a runtime is wrong, nothing is written; 2 an error."
@@ -133,8 +127,13 @@ def runtimes_for(out: Path) -> list[str]:
         RuntimeError: what writes such files is not installed; names all that is missing.
     """
     suffix = out.suffix.lower()
-    if suffix not in RUNTIMES:
+    if suffix == ".pt2":
+        return ["torch.export"]
+    if suffix != ".onnx":
         raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
-    if suffix == ".onnx":
-        require("an .onnx file", "onnx", "onnxscript", "onnxruntime")
-    return [runtime for runtime, module in RUNTIMES[suffix].items() if find_spec(module)]
+    require("an .onnx file", "onnx", "onnxscript", "onnxruntime")
+    # The first runs the program from which the file is made: so it is known which of both is wrong.
+    runtimes = ["torch.export", "ONNX Runtime"]
+    if find_spec("openvino"):
+        runtimes.append("OpenVINO")
+    return runtimes

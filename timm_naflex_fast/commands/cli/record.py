@@ -1,11 +1,9 @@
 """``naflex-fast record``: its options, and the way from a model and pictures to a recording."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...pictures import convert
 from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint
@@ -95,7 +93,7 @@ def record(options: argparse.Namespace) -> int:
     else:
         source = source_of(options, model)
     announce(f"recording {source.words} ...")
-    names, pictures = zip(*images.read(sources, partial(convert, colours="RGB"), skipped))
+    names, pictures = zip(*images.read(sources, skipped))
     announce_skipped(skipped)
     about = {
         "written_by": {

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 BASELINE = "stock"
+FLAG = "timm-flag-"
 CONTENDERS = {
     BASELINE: "timm's own loop",
     "matmul": "the default of this package",
@@ -35,18 +36,16 @@ def use(name: str, model: Any) -> Iterator[None]:
     """
     from ...patching.install import enable
 
-    # timm's own flag is an attribute of the embeddings: the model's code stays timm's.
-    choice: Any = name
-    settings: dict[str, Any] = {}
-    if name.startswith("timm-flag-"):
-        choice = BASELINE
-        settings["pos_embed_use_grid_sample"] = True
-        settings["pos_embed_interp_mode"] = name.removeprefix("timm-flag-")
     embeds = getattr(model, "embeds", model)
-    before = {name: getattr(embeds, name) for name in settings}
-    with enable("stock", pos_embed=choice, model=model):
-        vars(embeds).update(settings)
-        try:
+    before = (embeds.pos_embed_use_grid_sample, embeds.pos_embed_interp_mode)
+    choice: Any = name
+    # timm's own flag is an attribute of the embeddings: the model's code stays timm's.
+    if name.startswith(FLAG):
+        choice = BASELINE
+        embeds.pos_embed_use_grid_sample = True
+        embeds.pos_embed_interp_mode = name.removeprefix(FLAG)
+    try:
+        with enable("stock", pos_embed=choice, model=model):
             yield
-        finally:
-            vars(embeds).update(before)
+    finally:
+        embeds.pos_embed_use_grid_sample, embeds.pos_embed_interp_mode = before

@@ -1,13 +1,13 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ...pictures import settings_of, transform_of
+from ...pictures import convert, patches_of, settings_of
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
@@ -34,75 +34,62 @@ def image_sources(folder: str | Path) -> list[Source]:
     return [(printable(path.relative_to(folder)), partial(Image.open, path)) for path in files]
 
 
-def read(
-    sources: Iterable[Source], use: Callable[[Any], Any], skipped: list[str]
-) -> Iterator[tuple[str, Any]]:
-    """Name and ``use(image)`` of each image that can be read.
+def read(sources: Iterable[Source], skipped: list[str]) -> Iterator[tuple[str, Any]]:
+    """Name and picture, upright and in RGB, of each image that can be read.
 
     The others go to ``skipped``, each with the reason.
 
     Raises:
         ValueError: none can be read.
     """
-    found = None
+    picture = None
     for name, load in sources:
         try:
             with load() as image:
-                found = use(image)
+                picture = convert(image, "RGB")
         except Exception as error:  # a damaged file can raise anything in its decoder
             skipped.append(printable(f"{name}: {str(error) or type(error).__name__}"))
         else:
-            yield name, found
-    if found is None:
+            yield name, picture
+    if picture is None:
         raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
 
 
 def naflex_batches(
-    sources: Iterable[Source],
-    transform: Callable[[Any], Any],
-    max_seq_len: int,
-    batch_size: int,
-    skipped: list[str],
+    sources: Iterable[Source], settings: Mapping[str, str], batch_size: int, skipped: list[str]
 ) -> Iterator[tuple[dict[str, Any], None]]:
     """Images as batches of timm's NaFlex collator, without labels.
 
     Args:
         sources: in the order wanted; see :func:`image_sources`.
-        transform: see :func:`eval_transform`.
-        max_seq_len: patches to which images are padded.
+        settings: see :func:`eval_settings`.
         batch_size: images per batch.
         skipped: gets the images that cannot be read, each with the reason.
 
     Raises:
-        ValueError: none can be read.
+        ValueError: none can be read, or the model takes other channels than pictures have.
     """
-    from timm.data.naflex_dataset import NaFlexCollator
-
-    collate = NaFlexCollator(max_seq_len)
-    images = read(sources, transform, skipped)
+    images = read(sources, skipped)
     while group := list(islice(images, batch_size)):
-        batch, _ = collate([(sample, 0) for _, sample in group])  # it wants labels
-        yield batch, None
+        yield patches_of([picture for _, picture in group], settings), None
 
 
-def eval_transform(
-    model: Any, max_seq_len: int, interpolation: str | None = None
-) -> Callable[[Any], Any]:
-    """timm's eval transform for the model: from any PIL image to patches, as the model reads them.
+def eval_settings(model: Any, max_seq_len: int, interpolation: str | None = None) -> dict[str, str]:
+    """How pictures become the patches of the model; see :func:`patches_of`.
 
     Args:
-        model: a NaFlexVit of 1 or 3 channels; its data configuration is used.
+        model: a NaFlexVit, whose data configuration is used.
         max_seq_len: most patches an image is resized to.
         interpolation: filter of the resize, in place of the data configuration's.
 
     Raises:
-        ValueError: the model takes no patches, or other channels than pictures have.
+        ValueError: the model takes no patches.
     """
     check_takes_patches(model)
     settings = settings_of(model) | {"max_seq_len": str(max_seq_len)}
     if interpolation:
         settings["interpolation"] = interpolation
-    return transform_of(settings)
+    return settings
 
 
 def check_takes_patches(model: Any) -> None:

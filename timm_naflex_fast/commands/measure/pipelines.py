@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from ...patching.install import enable
+from ...pictures import transform_of
 from ..recordings.format import Stages
 from .bench.workloads import coordinates
 from .checkpoints import read_config
 from .contenders import BASELINE, use
-from .images import eval_transform
+from .images import eval_settings
 from .models import load_errors
 from .tower_names import PATCHES, channels_first, channels_last, to_transformers
 
@@ -148,7 +149,7 @@ def timm_source(
     """
     from timm.data import resolve_data_config
 
-    prepare = eval_transform(model, max_patches, interpolation)
+    prepare = transform_of(eval_settings(model, max_patches, interpolation))
     is_channels_last = getattr(model.embeds, "channels_last", True)
 
     def read(pictures: Pictures) -> list[Stages]:
