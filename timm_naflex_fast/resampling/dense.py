@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from .kept import unseen
+from . import kept
 from .matrices import axis_matrix
 from .spec import ResizeSpec, Size
 
@@ -26,7 +26,9 @@ def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embedd
         of_size = spec
         if size == spec.own_size((h0, w0)):
             of_size = spec._replace(ar_preserving=False)  # then both matrices are identities
-        with unseen():
-            rows = axis_matrix(0, size, h0, of_size).to(table.device, torch.float64)  # (h, H0)
-            columns = axis_matrix(1, size, w0, of_size).to(table.device, torch.float64)  # (w, W0)
+        with kept.unseen():
+            on_host = axis_matrix(0, size, h0, of_size), axis_matrix(1, size, w0, of_size)
+            rows, columns = (
+                a.double().to(table.device, non_blocking=True) for a in on_host
+            )  # (h, H0), (w, W0)
         yield size, einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", rows, table, columns)
