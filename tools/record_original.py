@@ -15,6 +15,7 @@ results/recordings/jax_float64.json. tools/record_mistakes.py then adds limits a
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -257,7 +258,6 @@ def write(made: Path) -> None:
     from timm_naflex_fast.commands.recordings.format import (
         VERSION,
         Recording,
-        sha256,
         write_recording,
     )
 
@@ -281,7 +281,7 @@ def write(made: Path) -> None:
         "written_by": about["written_by"],
         "weights": {
             "words": "random, untrained; kit of timm_naflex_fast",
-            "sha256": sha256(made / "weights.npz"),
+            "sha256": hashlib.sha256((made / "weights.npz").read_bytes()).hexdigest(),
         },
         "patch_size": PATCH,
         "table_size": [TABLE, TABLE],

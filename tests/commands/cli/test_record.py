@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.support import tiny_recordings, tiny_siglip2
-from timm_naflex_fast.commands.cli import against
 from timm_naflex_fast.commands.cli.main import main
+from timm_naflex_fast.commands.measure import output
 from timm_naflex_fast.commands.recordings import mistakes
 from timm_naflex_fast.commands.recordings.compare import compare_folders
 from timm_naflex_fast.commands.recordings.format import read_recording, sampled
@@ -184,10 +184,10 @@ def test_what_cannot_be_done_is_told_before_the_work(record, tmp_path, monkeypat
     given = [*MODEL, *SMALL]
     theirs = [*given, "--library", "transformers"]
     _, said, _ = record(*theirs, "--interpolation", "bicubic")
-    assert said.endswith("--mode and --interpolation go with --library timm")
-    _, said, _ = record(*given, out=tmp_path / "no" / "REF")
-    assert said.endswith(f"{tmp_path / 'no'} is no folder")
-    monkeypatch.setattr(against, "find_spec", lambda name: None)
+    assert said.endswith("--interpolation goes with --library timm")
+    monkeypatch.setattr(output, "find_spec", lambda name: None)
     status, said, out = record(*theirs)
-    assert status == 2 and said.endswith("needs transformers: pip install transformers")
+    assert status == 2 and said.endswith(
+        "needs transformers, torchvision: pip install transformers torchvision"
+    )
     assert not out.exists()

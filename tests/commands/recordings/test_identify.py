@@ -60,15 +60,13 @@ NOTHING = "nothing can be told of a table that is the same in every cell, sizes 
 WRONG = [
     ("table", TABLE[0], SHAPES),
     ("table", TABLE.permute(2, 0, 1), SHAPES),
-    ("table", TABLE.to(torch.int64), "table must be a tensor of finite floating point numbers"),
     ("table", TABLE[:1, :1].expand(8, 9, 3), NOTHING),
     ("size", (4, 0), "must hold"),
     ("size", (8, 9), SHAPES.replace("16", "72")),
     ("result", RESULT[:15], SHAPES),
     ("result", RESULT.mT[None], SHAPES),
-    ("result", RESULT + torch.nan, "result must be a tensor of finite floating point numbers"),
+    ("result", RESULT + torch.nan, "result must hold finite numbers"),
     ("result", RESULT * 0, NOTHING),
-    ("result", None, "result must be a tensor"),
 ]
 
 

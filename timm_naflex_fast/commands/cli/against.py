@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -11,10 +10,11 @@ from ...names import STRATEGY_NAMES
 from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.images import Source, read
-from ..measure.output import positive
+from ..measure.output import positive, require
 from .checks import announce
 
 PARTS = 1  # the exit status
+NEEDED = ("transformers", "torchvision")
 FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
 
 
@@ -55,14 +55,7 @@ def check(options: argparse.Namespace) -> None:
     if options.against:
         if options.dtype != "float32":
             raise ValueError("--against compares in float32; leave --dtype out")
-        check_installed("--against transformers")
-
-
-def check_installed(option: str) -> None:
-    """Raise ``RuntimeError`` unless the packages are there that an option needs."""
-    for package in ("transformers", "torchvision"):
-        if find_spec(package) is None:
-            raise RuntimeError(f"{option} needs {package}: pip install {package}")
+        require("--against transformers", *NEEDED)
 
 
 def source_of(options: argparse.Namespace, model: Any) -> Any:

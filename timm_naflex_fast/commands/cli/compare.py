@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...text_table import table
 from ..measure.output import origin
+from ..recordings import PRECISIONS
 
-PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 PARTS = 1  # the exit status
 INCOMPLETE = 2
 

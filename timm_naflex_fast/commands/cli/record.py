@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import images
-from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint
-from ..measure.output import positive, progress, provenance
-from .against import FILTERS, check_installed, source_of
+from ..measure.output import positive, progress, provenance, require
+from .against import FILTERS, NEEDED, source_of
 from .checks import announce, announce_skipped, check_model_options, load_as_chosen
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
@@ -28,13 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("timm", "transformers"),
         default="timm",
         help="whose pipeline is recorded (timm)",
-    )
-    add(
-        "--mode",
-        "--contender",  # the name of before
-        choices=CONTENDERS,
-        default=BASELINE,
-        help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",
     )
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
     add(
@@ -89,7 +81,7 @@ def record(options: argparse.Namespace) -> int:
             ) from problem
     if options.library == "timm":
         length = options.max_seq_len or LENGTH
-        source = timm_source(model, length, options.interpolation, options.mode)
+        source = timm_source(model, length, options.interpolation)
     else:
         source = source_of(options, model)
     announce(f"recording {source.words} ...")
@@ -125,12 +117,11 @@ def check(options: argparse.Namespace, out: Path) -> None:
     is_recording = (out / "recording.json").is_file()
     if out.exists() and not (options.force and is_recording):
         raise FileExistsError(f"{out} is there already; --force replaces recordings alone")
-    if not out.resolve().parent.is_dir():
-        raise FileNotFoundError(f"{out.resolve().parent} is no folder")
+    out.resolve().parent.mkdir(parents=True, exist_ok=True)
     if options.library == "transformers":
-        if options.mode != BASELINE or options.interpolation:
-            raise ValueError("--mode and --interpolation go with --library timm")
-        check_installed("--library transformers")
+        if options.interpolation:
+            raise ValueError("--interpolation goes with --library timm")
+        require("--library transformers", *NEEDED)
 
 
 def check_model(options: argparse.Namespace, model: Any) -> None:

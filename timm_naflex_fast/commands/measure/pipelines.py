@@ -147,9 +147,8 @@ def timm_source(
         interpolation: filter of the resize, in place of the data configuration's.
         contender: one of ``CONTENDERS``.
     """
-    from timm.data import resolve_data_config
-
-    prepare = transform_of(eval_settings(model, max_patches, interpolation))
+    settings = eval_settings(model, max_patches, interpolation)
+    prepare = transform_of(settings)
     is_channels_last = getattr(model.embeds, "channels_last", True)
 
     def read(pictures: Pictures) -> list[Stages]:
@@ -171,7 +170,6 @@ def timm_source(
         with use(contender, network):
             network({"patches": pixels, "patch_coord": coord, "patch_valid": valid})
 
-    config = resolve_data_config({"interpolation": interpolation}, model=model)
     return Source(
         words=f"timm, {contender}",
         read=read,
@@ -180,7 +178,7 @@ def timm_source(
         call=call,
         model=model,
         max_patches=max_patches,
-        filter=config["interpolation"],
+        filter=settings["interpolation"],
     )
 
 

@@ -23,10 +23,10 @@ from ..recordings.format import (
 from ..recordings.rule import Stage
 from .pipelines import BATCH, Pictures, Source
 
-# Times what was moved: another port rounds at other places.
-ROOM = {"float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
+# Times what was moved: another port rounds at other places. TF32 has as many bits as float16, but
+# hardware cuts the operands of products off where float16 rounds, which moves up to twice as much.
+ROOM = {"tf32": 6.0, "float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
 ALL = 1.0  # of a number: no limit is larger
-HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def make_recording(
@@ -74,33 +74,33 @@ def make_recording(
 def with_limits(recording: Recording, source: Source) -> Recording:
     """A recording with what counts as rounding at each stage, by precision and measure.
 
-    Float32's limits are fixed. Those of half a precision, and of pixels that another resizer
-    rounded, are measured: the pipeline runs so, on the first pictures. TF32 has as many bits as
-    float16, but hardware cuts the operands of products off where float16 rounds, which moves up to
-    twice as much.
+    Float32's limits are fixed. Those of lower precisions, and of pixels that another resizer
+    rounded, are measured: the pipeline runs so, on the first pictures.
     """
     given = recording.stages[:BATCH]
-    made = {name: source.tower(given, dtype) for name, dtype in HALF_TYPES.items()}
-    # Rounding to whole grey levels moves a pixel by one level.
-    random = np.random.default_rng(0)
     std = recording.about["std"]
+    random = np.random.default_rng(0)
     noisy = []
     for own in given:
-        colours = own["pixels"].reshape(-1, 3)
-        levels = random.integers(-1, 2, colours.shape)
-        moved = colours + levels / np.multiply(255, std)
-        noisy.append({**own, "pixels": moved.reshape(own["pixels"].shape)})
-    made[OWN_PIXELS] = source.tower(noisy)
+        pixels = own["pixels"]  # (N, p * p * 3)
+        # Rounding to whole grey levels moves a pixel by one level.
+        levels = random.integers(-1, 2, pixels.shape)
+        level = 1 / np.multiply(255, std)
+        moved = levels * np.resize(level, pixels.shape[1])
+        noisy.append({**own, "pixels": pixels + moved})
     right = source.tower(given)
+    half = source.tower(given, torch.float16)
+    made = {
+        "tf32": half,
+        "float16": half,
+        "bfloat16": source.tower(given, torch.bfloat16),
+        OWN_PIXELS: source.tower(noisy),
+    }
     stages = []
     for stage in recording.order:
         limits = {"float32": float32_limits(stage)}
-        for name, moved in made.items():
-            limits[name] = wider(stage, moved, right, std, ROOM[name])
-        limits["tf32"] = {measure: 2 * limit for measure, limit in limits["float16"].items()}
-        if stage in ("grid", "pixels"):
-            limits["tf32"] = limits["float32"]
-            del limits[OWN_PIXELS]  # which are the pixels themselves
+        for name, ours in made.items():
+            limits[name] = wider(stage, ours, right, std, ROOM[name])
         stages.append({"name": stage, "limits": limits})
     return replace(recording, about={**recording.about, "stages": stages})
 
@@ -115,6 +115,6 @@ def wider(
     compared = Stage(stage, reference, port, std, limits)
     for picture, numbers in enumerate(reference):
         for measure, off in compared.differences(picture, numbers).items():
-            limit = min(room * off.max(), ALL)
-            limits[measure] = max(limits[measure], float(f"{limit:.2e}"))
+            limit = min(room * float(off.max()), ALL)
+            limits[measure] = max(limits[measure], limit)
     return limits

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .format import PRECISIONS, Recording, Stages, read_port, read_recording
+from . import PRECISIONS
+from .format import Recording, Stages, read_port, read_recording
 from .reasons import Reason, reason_of
 from .rule import Row, stages_at
 

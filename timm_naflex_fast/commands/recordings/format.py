@@ -6,7 +6,6 @@ enough.
 Tests: tests/commands/cli/test_compare.py.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -22,12 +21,10 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Stages = dict[str, Array]  # of one picture, by stage: grid (2,), tokens (h * w, C), pooled (D,)
-Limits = Mapping[str, Mapping[str, float]]  # of one stage: by precision, then by measure
 
 FORMAT = "naflex-recording"
 VERSION = 2
 TABLE = "table"
-PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 OWN_PIXELS = "own_pixels"  # among limits: what pixels of another resizer move
 
 EMBEDDINGS = {"token": 2e-5, "channel": 2e-5}
@@ -66,14 +63,14 @@ class Recording:
     Attributes:
         about: what recording.json says.
         stages: of each picture, in order.
-        table: the position table (H0, W0, C); None where it is not there.
+        table: the position table (H0, W0, C).
         mistakes: what known mistakes give instead: {"NAME/000.STAGE": numbers}, of a stage with
             tokens a sample.
     """
 
     about: Mapping[str, Any]
     stages: Sequence[Stages]
-    table: Array | None
+    table: Array
     mistakes: Mapping[str, Array]
 
     @cached_property
@@ -82,19 +79,14 @@ class Recording:
         return [stage["name"] for stage in self.about["stages"]]
 
     @cached_property
-    def limits(self) -> dict[str, Limits]:
-        """Of each stage, what counts as rounding."""
+    def limits(self) -> dict[str, Any]:
+        """Of each stage what counts as rounding: by precision, then by measure."""
         return {stage["name"]: stage["limits"] for stage in self.about["stages"]}
 
 
 def float32_limits(stage: str) -> dict[str, float]:
     """What float32 may move a stage by, in each of its measures (see ``rule.Stage.differences``)."""
     return dict(FLOAT32.get(stage, LATER))
-
-
-def sha256(file: Path) -> str:
-    """The hash of a file's bytes, in hexadecimal digits."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def sampled(numbers: Array) -> Array:
@@ -148,11 +140,10 @@ def _read_safetensors(file: Path) -> dict[str, Array]:
 
 
 def _read_npy(file: Path) -> dict[str, Array]:
-    # Mapped, not read: so a header cannot ask for more memory than the file has.
-    array = np.load(file, mmap_mode="r")
-    end = array.offset + array.nbytes
-    if end != file.stat().st_size:
-        raise ValueError("bytes follow the array")
+    with file.open("rb") as opened:
+        array = np.lib.format.read_array(opened)
+        if opened.read(1):
+            raise ValueError("bytes follow the array")
     return {file.stem: array}
 
 
@@ -175,7 +166,7 @@ def read_recording(folder: Path) -> Recording:
     """
     about = read_about(folder)
     found = read_arrays(folder / "stages.safetensors")
-    table = found.pop(TABLE, None)
+    table = found.pop(TABLE)
     order = [stage["name"] for stage in about["stages"]]
     stages = split_pictures(found, order, len(about["pictures"]), folder)
     for own, picture in zip(stages, about["pictures"]):
@@ -200,75 +191,24 @@ def read_about(folder: Path) -> dict[str, Any]:
     check_is_file(file)
     try:
         about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        check_about(about)
+        check(about, FORM)
     except (LookupError, TypeError, ValueError, RecursionError) as problem:
         raise Unusable(f"{file} does not describe a recording ({problem!r})") from problem
     return about
 
 
-def check_about(about: Mapping[str, Any]) -> None:
-    """Raise ``LookupError``, ``TypeError`` or ``ValueError`` unless all is there that is read."""
-    if about["format"] != FORMAT:
-        raise ValueError(f"its format is not {FORMAT}")
-    version = about["version"]
-    if version != VERSION:
-        raise ValueError(
-            f"it is of version {version!r}, and this release reads {VERSION}: record it anew, or "
-            "install the release that wrote it"
-        )
-    names = [stage["name"] for stage in about["stages"]]
-    if names[0] != "grid" or len(set(names)) < len(names):
-        raise ValueError("its stages must have different names, grid first")
-    count = len(about["pictures"])
-    positive(count)
-    text = os.fspath  # which refuses all else
-    two = dict.fromkeys(range(2), positive)
-    check(
-        about,
-        {
-            "patch_size": positive,
-            "max_patches": positive,
-            "heads": positive,
-            "std": dict.fromkeys(range(3), positive),
-            "table_size": two,
-            "pictures": [
-                {
-                    "file": text,
-                    "name": text,
-                    "size": two,
-                    "grid": two,
-                }
-            ],
-            "stages": [{"name": text}],
-            "mistakes_tried": range(count + 1).index,
-            "mistakes": [
-                {
-                    "name": text,
-                    "words": text,
-                    "stage": names.index,
-                    "pictures": [range(count).index],
-                }
-            ],
-        },
-    )
-    for stage in about["stages"]:
-        measures = dict.fromkeys(float32_limits(stage["name"]), positive)
-        limits = stage["limits"]
-        precisions = [*PRECISIONS, *limits]
-        check(limits, dict.fromkeys(precisions, measures))
-
-
 def check(value: Any, form: Any) -> None:
     """Raise an error unless a value of JSON has a form.
 
-    A form is a dict, whose keys or places must be there; or a list with the form of every entry; or
-    a function that raises an error if the value is wrong.
+    A form is a dict, whose keys must be there; or a list with the form of every entry; or a function
+    that raises an error if the value is wrong.
     """
     if isinstance(form, dict):
         for key, inner in form.items():
             check(value[key], inner)
     elif isinstance(form, list):
-        for entry in value:
+        entries = value.values() if isinstance(value, dict) else value
+        for entry in entries:
             check(entry, form[0])
     else:
         form(value)
@@ -278,6 +218,31 @@ def positive(number: Any) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless it is a number above 0."""
     if not 0 < number < LARGEST:
         raise ValueError(f"{number} is no number above 0")
+
+
+def readable(version: Any) -> None:
+    """Raise ``ValueError`` unless it is the version of the format that this release reads."""
+    if version != VERSION:
+        raise ValueError(
+            f"it is of version {version!r}, and this release reads {VERSION}: record it anew, or "
+            "install the release that wrote it"
+        )
+
+
+text = os.fspath  # which refuses all else
+FORM = {
+    "version": readable,
+    "patch_size": positive,
+    "table_size": [positive],
+    "max_patches": positive,
+    "heads": positive,
+    "std": [positive],
+    "pictures": [{"file": text, "name": text, "size": [positive], "grid": [positive]}],
+    "stages": [{"name": text, "limits": [[positive]]}],
+    "mistakes_tried": range,
+    "mistakes": [{"name": text, "words": text, "stage": text, "pictures": set}],
+}
+"""Of recording.json, what ``compare`` and ports read."""
 
 
 # Stages of a reference and of a port -----------------------------------------------------------
@@ -291,23 +256,22 @@ def split_pictures(
     ``000.block_3`` is that of one picture, ``block_3`` a padded batch of all.
 
     Raises:
-        Unusable: a name that no stage and no picture has, a stage that is there twice, or a batch
-            of another length.
+        Unusable: a name that no stage and no picture has, or a batch beside an array of one picture.
     """
-    pictures: list[Stages] = [{} for _ in range(count)]
     left = dict(found)
-    for stage in order:
-        names = [f"{number:03}.{stage}" for number in range(count)]
-        if stage in left:
-            batch = np.atleast_1d(left.pop(stage))
-            if len(batch) != count or not left.keys().isdisjoint(names):
-                raise Unusable(
-                    f"{folder}: {stage} must be one batch of {count} pictures, or an array for each"
-                )
-            left.update(zip(names, batch))
-        for name, own in zip(names, pictures):
+    for stage in left.keys() & order:
+        batch = np.atleast_1d(left.pop(stage))
+        for number, one in enumerate(batch):
+            if left.setdefault(f"{number:03}.{stage}", one) is not one:
+                raise Unusable(f"{folder}: {stage} must be one batch, or an array for each picture")
+    pictures = []
+    for number in range(count):
+        own = {}
+        for stage in order:
+            name = f"{number:03}.{stage}"
             if name in left:
                 own[stage] = left.pop(name)
+        pictures.append(own)
     if left:
         raise Unusable(
             f"{folder}: there is no {min(left)!r}; valid: 000 to {count - 1:03}, and after a dot "
@@ -321,37 +285,32 @@ def check_stages(pictures: Sequence[Stages], likes: Sequence[Stages], folder: Pa
 
     Args:
         pictures: the stages of each; changed in place.
-        likes: for each picture the stages of one that has as many channels.
+        likes: for each picture the stages of one that has as many axes and channels.
         folder: is named in errors.
 
     Raises:
         Unusable: a stage has another shape, or numbers that are not finite.
     """
     for number, (own, like) in enumerate(zip(pictures, likes)):
-        for stage, numbers in own.items():
-            what = f"{folder}: {number:03}.{stage}"
-            shape = like[stage].shape[-1:]
-            is_one_row = stage in ("grid", "pooled")
-            if not is_one_row:
-                # The picture's own grid, which comes first, tells how many tokens there are.
-                tokens = math.prod(map(int, own.get("grid", like["grid"])))
-                shape = (tokens, *shape)
+        for stage, given in own.items():
+            shape = like[stage].shape
+            numbers = np.atleast_1d(given)
             # Some keep the axis of the batch, or that of the one query.
             while numbers.ndim > len(shape) and len(numbers) == 1:
                 numbers = numbers[0]
-            if not is_one_row:
-                numbers = np.atleast_1d(numbers)[:tokens]
-            if numbers.shape != shape:
-                raise Unusable(f"{what} must have shape {shape}; got {numbers.shape}")
+            if stage not in ("grid", "pooled"):
+                # The picture's own grid, which comes first, tells how many tokens there are.
+                grid = own.get("grid", like["grid"])
+                tokens = math.prod(map(int, grid))
+                shape = (tokens, *shape[1:])
+                numbers = numbers[:tokens]
             is_number = numbers.dtype.kind in "fiu"
-            # Where it is none, infinity stands for it.
-            own[stage] = numbers.astype(np.float64) if is_number else np.full(shape, np.inf)
-            if not np.all(np.abs(own[stage]) < LARGEST):
+            if not is_number or numbers.shape != shape or not np.all(np.abs(numbers) < LARGEST):
                 raise Unusable(
-                    f"{what} must hold finite numbers; got NaN, infinity, text or the like"
+                    f"{folder}: {number:03}.{stage} must hold finite numbers in shape {shape}; got "
+                    f"{numbers.dtype} in shape {numbers.shape}"
                 )
-            if stage == "grid" and own[stage].min() < 1:
-                raise Unusable(f"{what} must hold numbers from 1 on; got {numbers.tolist()}")
+            own[stage] = numbers.astype(np.float64)
 
 
 def read_port(folder: Path, reference: Recording) -> list[Stages]:
@@ -361,17 +320,14 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
         Unusable: no stage is there, or one has another name, shape, or numbers that are not finite;
             or it holds files of both kinds.
     """
-    files = list(folder.glob("stages.safetensors"))
-    files += sorted(folder.glob("*.npy"))
-    if not files:
-        raise Unusable(f"{folder} holds no stages: write stages.safetensors, or 000.block_0.npy")
+    files = [*folder.glob("stages.safetensors"), *folder.glob("*.npy")]
+    if len({file.suffix for file in files}) != 1:
+        raise Unusable(
+            f"{folder} must hold stages.safetensors, or an .npy file for each array (000.block_0.npy), "
+            "and not both: one may be of an older run"
+        )
     found: dict[str, Array] = {}
     for file in files:
-        if file.suffix != files[0].suffix:
-            raise Unusable(
-                f"{folder} holds stages.safetensors and .npy files: remove one of the two, which may "
-                "be of an older run"
-            )
         found |= read_arrays(file)
     # Its own table is not looked at: what it makes of it is.
     found.pop(TABLE, None)
@@ -387,7 +343,7 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
     """Write a recording: the whole folder, or nothing.
 
     Args:
-        recording: what is written; its ``about`` gets the pictures' files and hashes.
+        recording: what is written; its ``about`` gets the pictures' files.
         pictures: PIL images in RGB, in order.
         folder: takes the place of what is there.
 
@@ -397,12 +353,10 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
     from safetensors.numpy import save
 
     folder = folder.resolve()
-    arrays: dict[str, Array] = {}
+    arrays = {TABLE: recording.table}
     for number, stages in enumerate(recording.stages):
         for stage, numbers in stages.items():
             arrays[f"{number:03}.{stage}"] = numbers
-    if recording.table is not None:
-        arrays[TABLE] = recording.table
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".naflex-fast-") as made:
         part = Path(made, folder.name)
         (part / "pictures").mkdir(parents=True)
@@ -410,7 +364,7 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
         for number, (picture, given) in enumerate(zip(pictures, recording.about["pictures"])):
             name = f"pictures/{number:03}.png"
             picture.save(part / name)
-            entries.append({"file": name, "sha256": sha256(part / name), **given})
+            entries.append({"file": name, **given})
         about = {**recording.about, "pictures": entries}
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (part / "recording.json").write_text(text + "\n", encoding="utf-8")

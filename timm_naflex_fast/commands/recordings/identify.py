@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ...batch.layout import FrameSizes, sizes_on_host
+from . import PRECISIONS
 from .conventions import Convention, conventions
-from .format import PRECISIONS, Array
+from .format import Array
 from .rule import Stage
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
@@ -20,14 +21,13 @@ BEST = 10
 POSITIONS_IN_FLOAT32 = 2.0**-21
 """What float32 may move a token or channel by, for each cell of the table's longer side: positions
 there are as large as the side, and each weight follows its position."""
-ROUNDED_STEPS = 4
-"""What a lower precision may move a token or channel by, in its steps at 1. Ports that round table,
-weights, products and sums come up to half of it."""
-STEPS = {
-    "tf32": 2**-10,
-    "float16": 2**-10,
-    "bfloat16": 2**-7,
+LOWER = {
+    "tf32": 2**-8,
+    "float16": 2**-8,
+    "bfloat16": 2**-5,
 }
+"""What a lower precision may move a token or channel by: four of its steps at 1. Ports that round
+table, weights, products and sums come up to half of it."""
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
 SHOWN = 3
@@ -39,7 +39,7 @@ def identify_resampling(
     """Find the convention by which ``table`` was resampled to ``result``.
 
     Args:
-        table: (H0, W0, C) or (1, H0, W0, C), floating point.
+        table: (H0, W0, C) or (1, H0, W0, C).
         size: (h, w) or, with t frames, (t, h, w); (B, 2) or (B, 3) for results packed one after the
             other. A tensor or a sequence.
         result: the tokens, (sum of t*h*w, C), or another shape (..., C) with the tokens in that
@@ -52,9 +52,9 @@ def identify_resampling(
         table made larger shows nothing of antialiasing.
 
     Raises:
-        ValueError: tensors that are not floating point, shapes that do not fit or are transposed,
-            sizes below 1, numbers that are not finite. Or what tells nothing: a table that is the
-            same in every cell, sizes that are all the table's own, a result of zeros.
+        ValueError: shapes that do not fit or are transposed, sizes below 1, numbers that are not
+            finite. Or what tells nothing: a table that is the same in every cell, sizes that are all
+            the table's own, a result of zeros.
 
     >>> from timm_naflex_fast.functional import resample_pos_embed
     >>> table = torch.randn(16, 16, 8)
@@ -107,11 +107,10 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
 
 def _float64(name: str, tensor: Tensor) -> Array:
     """The tensor's numbers in float64, on the host."""
-    if isinstance(tensor, Tensor) and tensor.is_floating_point():
-        numbers = tensor.detach().cpu().double().numpy()
-        if np.isfinite(numbers).all():
-            return numbers
-    raise ValueError(f"{name} must be a tensor of finite floating point numbers")
+    numbers: Array = tensor.detach().cpu().double().numpy()
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} must hold finite numbers")
+    return numbers
 
 
 def ranked(
@@ -160,9 +159,7 @@ def distance(wanted: Array, tokens: Array) -> float:
 
 def limit_of(precision: str, table: Array) -> float:
     """What a precision may move a token or channel by, as a share of it; table (H0, W0, C)."""
-    if precision in STEPS:
-        return ROUNDED_STEPS * STEPS[precision]
-    return POSITIONS_IN_FLOAT32 * max(table.shape[:2])
+    return LOWER.get(precision, POSITIONS_IN_FLOAT32 * max(table.shape[:2]))
 
 
 def verdict(

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,12 +114,8 @@ class Port:
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
-        self.names: dict[str, Any] = {
-            **vars(wrong_lines),
-            **recording.about,
-            "__name__": NAME,
-        }
-        exec(compile(text, NAME, "exec"), self.names)
+        self.names: dict[str, Any] = {**vars(wrong_lines), **recording.about}
+        exec(text, self.names)
         filters = self.names["Image"].Resampling
         self.names["FILTER"] = filters[recording.about["filter"].upper()]
 
@@ -195,13 +190,11 @@ def with_mistakes(
         mistakes: which ones.
     """
     right_port = Port(recording, weights)
-
-    @cache
-    def agrees(stage: str, number: int) -> bool:
-        right = recording.stages[number]
-        made = right_port.made(stage, pictures[number], right)
-        return first_shown(made, number, recording) != stage
-
+    not_ports = []
+    for stage in recording.order:
+        made = right_port.made(stage, pictures[0], recording.stages[0])
+        if first_shown(made, 0, recording) == stage:
+            not_ports.append(stage)
     entries = []
     arrays: Stages = {}
     for mistake in mistakes:
@@ -211,7 +204,7 @@ def with_mistakes(
         for number, picture in enumerate(pictures):
             made = port.made(mistake.start, picture, recording.stages[number])
             first = first_shown(made, number, recording)
-            if first and agrees(first, number):
+            if first and first not in not_ports:
                 shown.setdefault(first, {})[number] = made
         if not shown:
             continue
@@ -230,10 +223,7 @@ def kept(first: str, made: Stages) -> Stages:
     wanted = {first, "pooled"}
     if first == "grid":
         wanted.add("pixels")
-    found = {stage: sampled(made[stage]) for stage in made if stage in wanted}
-    if "pixels" in found:
-        found["pixels"] = found["pixels"].astype(np.float16)  # it is enough for grey levels
-    return found
+    return {stage: sampled(made[stage]) for stage in made if stage in wanted}
 
 
 def first_shown(made: Stages, number: int, recording: Recording) -> str | None:

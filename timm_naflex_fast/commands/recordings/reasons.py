@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import PRECISIONS
 from .conventions import Convention, conventions
-from .format import PRECISIONS, Array, Recording, Stages, sampled
+from .format import Array, Recording, Stages, sampled
 from .rule import Stage, stages_at
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
@@ -59,10 +60,8 @@ def reason_of(
             known.append(reason)
 
     def distance(reason: Reason) -> float:
-        times = reason.times
-        if len(reason.pictures) != len(parting):
-            times += EVIDENCE
-        return round(times, 3)
+        is_of_some = len(reason.pictures) < len(parting)
+        return round(reason.times, 3) + EVIDENCE * is_of_some
 
     if known:
         return min(known, key=distance)
@@ -98,7 +97,7 @@ def known_mistakes(
             continue
         yield mistake["words"], stage, recorded(name, stage, reference)
 
-    if first.name == "position_embedding" and reference.table is not None:
+    if first.name == "position_embedding":
         for convention in conventions([grid_of(reference, picture) for picture in first.port]):
             words = f"the table is resampled otherwise: {convention.words()}"
             yield words, first, resized(convention, first, reference)
@@ -122,7 +121,7 @@ def resized(convention: Convention, stage: Stage, reference: Recording) -> Numbe
 
 def grid_of(reference: Recording, picture: int) -> tuple[int, int, int]:
     """One frame, and the picture's rows and columns."""
-    h, w = map(int, reference.stages[picture]["grid"])
+    h, w = reference.about["pictures"][picture]["grid"]
     return 1, h, w
 
 
@@ -186,7 +185,7 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
     if stage.name == "grid":
         return f"the grid is {ours.astype(int).tolist()}, not {theirs.astype(int).tolist()}"
     # The factor by which the reference's numbers come nearest to the port's.
-    factor = np.vdot(ours, theirs) / (np.vdot(theirs, theirs) or 1.0)
+    factor = np.vdot(ours, theirs) / np.vdot(theirs, theirs)
     limits = [stage.worst(one, factor * stage.reference[one]).limits for one in parting]
     if max(limits) <= 1:
         return f"every number is {factor:.6g} times the reference's"

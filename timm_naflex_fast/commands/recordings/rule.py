@@ -95,9 +95,10 @@ class Stage:
             return {"number": off}
         if self.name == "pixels":
             # A mistake may spread pixels wider, and so what their rounding moves.
-            levels = grey_levels(theirs, self.std)
-            spread = max(np.ptp(levels) / 255, 1.0)
-            moved = (grey_levels(ours, self.std) - levels) / spread
+            # (p * p * 3,) grey levels of 255 by what a colour is divided by
+            levels = 255 * np.resize(self.std, theirs.shape[1])
+            spread = max(np.ptp(theirs * levels) / 255, 1.0)
+            moved = (ours - theirs) * levels / spread
             return {
                 "pixel": np.abs(moved),
                 "mean": np.abs(moved.mean()),
@@ -164,8 +165,8 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
         found.append(stage)
         if name == "pixels":
             for picture in written:
-                pixel = stage.differences(picture, right[picture])["pixel"]
-                moved = min(max(moved, float(pixel.max())), 1.0)
+                pixels = stage.differences(picture, right[picture])["pixel"]
+                moved = max(moved, min(1.0, float(pixels.max())))
     return found
 
 
@@ -178,12 +179,6 @@ def without_patches(tokens: dict[int, Array], patches: Stage) -> dict[int, Array
             off = ours - theirs
             found[picture] = tokens[picture] - off
     return found
-
-
-def grey_levels(pixels: Array, std: Sequence[float]) -> Array:
-    """Pixels (N, p * p * 3) in grey levels of 255, whatever was taken off; (N * p * p, 3)."""
-    colours = pixels.reshape(-1, len(std)).astype(np.float64)
-    return colours * 255 * std
 
 
 def root_mean_square(tokens: Array) -> Array:

@@ -10,10 +10,6 @@ import numpy as np
 
 from .format import Array
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Weights = Mapping[str, Array]  # under transformers' names
 
 
@@ -60,8 +56,6 @@ def padded(x: Array, weights: Weights, length: int, position: Any = 0) -> Array:
     """Tokens (N, C) and padding behind them, ``length`` in all: patches of zeros, with a position."""
     # The kernel makes nothing of a patch of zeros: its bias remains.
     bias = weights["embeddings.patch_embedding.bias"]
-    zeros = np.zeros_like(x[:1])
-    empty = bias + position + zeros  # (1, C)
-    missing = length - len(x)
-    padding = np.repeat(empty, missing, axis=0)
+    shape = (length - len(x), x.shape[1])
+    padding = np.broadcast_to(bias + position, shape)
     return np.concatenate([x, padding])
