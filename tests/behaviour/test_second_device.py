@@ -84,25 +84,15 @@ def rope(to, kind, times=1, **options):
     return [*tables, *torch.autograd.grad(total, module.freqs)]
 
 
-def three_steps(to, mode, kind, method):
-    """timm's method, trained."""
+def by_timms_methods(to, mode, kind):
+    """Of batches of coordinates, and of plain images."""
     module = moved(small_vit(depth=0, pos_embed=kind).embeds, to)
     tables = [table for name, table in module.named_parameters() if "pos_embed" in name]
-    where = to(COORD) if method == "naflex_pos_embed" else (1, 31)
-    x = to(random(6, 31, 32, seed=1))
-    optimizer = torch.optim.SGD(tables, 10.0, foreach=False)
-    outs = []
+    out = to(random(6, 31, 32, seed=1)) * 1
     with running(mode):
-        for _ in range(3):
-            out = x * 1
-            getattr(module, f"_apply_{kind}_{method}")(out, where)
-            outs.append(out.detach())
-            optimizer.zero_grad()
-            out.square().mean().backward()
-            optimizer.step()
-    if x.is_cpu:  # to ask it of a device is a wait
-        assert not torch.equal(outs[0], outs[2])  # the steps change the tables
-    return outs
+        getattr(module, f"_apply_{kind}_naflex_pos_embed")(out, to(COORD))
+        getattr(module, f"_apply_{kind}_pos_embed")(out, (1, 31))
+    return [out, *torch.autograd.grad(out.square().mean(), tables)]
 
 
 # What a CUDA graph that is being captured says of what it cannot hold: ours, and CUDA's own error.
@@ -124,7 +114,6 @@ ON_CUDA += [
     (partial(learned, coord=COORD.float(), strategy="grid_sample", mode="bilinear"), 1, None),
     (partial(learned, shapes=[(128, 2, 8)], antialias=False), 1, None),
     (frozen, 3, None),
-    (partial(three_steps, mode="matmul", kind="learned", method="pos_embed"), 0, None),
     (partial(embeds, merge=2, sizes=((2, 4, 6), (1, 2, 2))), 0, OURS),
     (partial(embeds, merge=2, length=40, padding="first"), 0, OURS),
     (partial(embeds, merge=2, strategy="interpolate_cached"), 0, OURS),
@@ -133,6 +122,8 @@ ON_CUDA += [
     (partial(patch_kernel, mode="bilinear", dtype=torch.float64), 0, None),
     (partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)), 0, None),
 ]
+for mode, kind in product(STRATEGY_NAMES, ("learned", "factorized")):
+    ON_CUDA.append((partial(by_timms_methods, mode=mode, kind=kind), 1, None))
 for kind, times, options in product(CLASSES, (1, 20), ({}, {"ref_feat_shape": (4, 4)})):
     once = (1, CUDAS) if kind == "mixed" else (0, None)  # where it is learned
     ON_CUDA.append((partial(rope, kind=kind, times=times, **options), *once))
@@ -180,15 +171,11 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
     assert (rows.shape, columns.shape) == ((4, 6), (6, 5))
 
 
-# The same cases, but for float64 and coordinates on the host, and training in each mode.
+# The same cases, but for float64 and coordinates on the host.
 ON_METAL = []
 for case, *_ in ON_CUDA:
     if "float64" not in str(case) and "on_host" not in str(case):
         ON_METAL.append(case)
-for mode, kind in product(STRATEGY_NAMES, ("learned", "factorized")):
-    ON_METAL.append(partial(three_steps, mode=mode, kind=kind, method="naflex_pos_embed"))
-    if mode != "grid_sample":  # plain images are computed by matmul
-        ON_METAL.append(partial(three_steps, mode=mode, kind=kind, method="pos_embed"))
 
 
 @pytest.mark.parametrize("case", ON_METAL)

@@ -34,9 +34,8 @@ READS_BACK = {
     aten.unique_dim,
     aten._linalg_check_errors,
 }
-# What Apple's GPUs lack, or had not before torch 2.10: these, and products of int64.
+# What Apple's GPUs lack.
 METAL_LACKS = {aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only}
-PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
 waits = []
 
 
@@ -140,9 +139,6 @@ class SecondDevice(TorchDispatchMode):
             wait(func.name())
         if packet in self.lacking:
             raise NotImplementedError(f"'{func}' is not implemented for {OnDevice.where}")
-        if OnDevice.where.type == "mps" and packet in PRODUCTS:
-            if any(t.dtype is torch.int64 for t in tensors):
-                raise RuntimeError(f"{func} of integers on the MPS device")
         if to_device:
             kwargs["device"] = CPU
 
