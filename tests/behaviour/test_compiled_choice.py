@@ -1,12 +1,10 @@
 """A compiled model follows all settings that are made after it was compiled, and finds its graphs
 again."""
 
-import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from functools import partial
 from itertools import product, starmap
 
 import pytest
@@ -63,22 +61,6 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
             assert gives(compiled, results) == "grid_sample"
 
 
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_copy_and_a_pickle(model, results, backend):
-    enable("matmul")
-    compile_it = partial(torch.compile, backend=backend, fullgraph=True)
-    with enable("grid_sample", model=model):
-        copy = compile_it(deepcopy(model))
-        loaded = compile_it(pickle.loads(pickle.dumps(model)))
-        assert gives(copy, results) == "grid_sample"  # shares the settings of the model
-        assert gives(loaded, results) == "exact"  # brings none along
-        with enable("grid_sample", model=loaded):
-            assert gives(loaded, results) == "grid_sample"
-    assert gives(copy, results) == gives(loaded, results) == "exact"
-    assert status().calls["pos_embed", "matmul"] > 0
-
-
 IMAGES = torch.randn(2, 1, 24, 28, generator=torch.Generator().manual_seed(0))
 
 
@@ -96,10 +78,6 @@ MADE = {
     "coordinates": lambda: (small_vit(depth=0), (B,)),
     "siglip2": siglip2,
 }
-
-
-def as_function(model):
-    return torch.compile(lambda *batch: model(*batch) * 1, backend="eager")
 
 
 def in_a_container(model):
@@ -123,7 +101,7 @@ def alone(model):
     return torch.compile(model, backend="eager")
 
 
-WAYS = [as_function, in_a_container, as_a_part, with_given_weights]
+WAYS = [in_a_container, as_a_part, with_given_weights]
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")

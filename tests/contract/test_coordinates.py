@@ -15,10 +15,10 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NO_CELL = "sample 1 holds a negative or non-finite coord"
 TOO_LARGE = r"sample 1 spans a grid of .* at most 64 x 20 \+ 4096"
-NAMES_NO_CELL = [float("nan"), float("inf"), float("-inf"), -1, -1e30, 1e30, 2**31]
+NAMES_NO_CELL = [float("nan"), float("inf"), float("-inf"), -1, -1e30, 1e30, 2**31 - 1]
 FAR = [65504, 2000]
 BAD = [*itertools.product(FLOATS, NAMES_NO_CELL + FAR), (torch.float64, 2**31 - 2)]
-BAD += [(torch.int64, 2**31 - 2), (torch.int64, 2**31), (torch.int64, -1)]
+BAD += [(torch.int64, 2**31 - 2), (torch.int64, 2**31 - 1), (torch.int64, -1)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)

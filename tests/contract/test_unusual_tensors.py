@@ -56,8 +56,8 @@ def test_the_gradient_of_many_grids_does_not_drift():
     assert relative(gradient(torch.float32), gradient(torch.float64)) <= 1e-6
 
 
-def leaf(channels):
-    return torch.zeros(1, 12, channels, requires_grad=True)
+def leaf():
+    return torch.zeros(1, 12, 4, requires_grad=True)
 
 
 @torch.no_grad()
@@ -73,9 +73,9 @@ def inference_tensor():
 # PyTorch's words.
 MANY = "creation_meta" if torch.__version__ < "2.5" else "multiple views|in-?place"
 NOT_WRITABLE = {  # what makes the tokens, and what the error says
-    "a leaf": (lambda: leaf(4), "leaf"),
+    "a leaf": (leaf, "leaf"),
     "a view of a leaf": (
-        lambda: leaf(4)[:],
+        lambda: leaf()[:],
         "leaf",
     ),
     "elements that share memory": (
@@ -83,9 +83,8 @@ NOT_WRITABLE = {  # what makes the tokens, and what the error says
         "one and the same memory location",
     ),
     "an output of unbind": (lambda: torch.zeros(2, 1, 12, 4).unbind(0)[0], MANY),
-    "an output of split": (lambda: (leaf(8) * 1).split(4, -1)[1], MANY),
     "a view made without gradients": (
-        lambda: without_gradients(leaf(4) * 1),
+        lambda: without_gradients(leaf() * 1),
         "in-place operation",
     ),
     "an inference tensor": (inference_tensor, "nference tensor"),

@@ -13,7 +13,6 @@ LAYOUTS = {
     "rows, columns, channels": lambda t: t.contiguous(),
     "channels first": lambda t: t.permute(2, 0, 1).contiguous().permute(1, 2, 0),
     "columns first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "a slice": lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]],
     "every second column": lambda t: t.repeat_interleave(2, 1)[:, ::2],
     "expanded": lambda t: t[:, :1].expand_as(t),
     "NumPy's new axes": lambda t: (
