@@ -10,7 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
 
 from tests.support.checks import during
 from tests.support.oracles import (
@@ -50,14 +49,12 @@ def itself(model):
 # What is made of a model, and in which context it runs.
 UNDER = {
     "nothing": (itself, nullcontext),
-    "a checkpoint": (lambda model: partial(checkpoint, model, use_reentrant=False), nullcontext),
     "grad_checkpointing": (grad_checkpointing, nullcontext),
     "functional_call": (functional, nullcontext),
     "saved_tensors_hooks": (
         itself,
         partial(torch.autograd.graph.saved_tensors_hooks, as_numpy, torch.as_tensor),
     ),
-    "save_on_cpu": (itself, torch.autograd.graph.save_on_cpu),
     "deterministic algorithms": (
         itself,
         partial(during, torch.use_deterministic_algorithms, True, after=False),

@@ -48,7 +48,9 @@ def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     results("speed/siglip", *race(), *without_timm)
     table = position()
     heading = table.splitlines()[0]
-    ratios = r"x faster than timm's loop +\| x faster than timm's flag, bilinear +\| time / plain add"
+    ratios = (
+        r"x faster than timm's loop +\| x faster than timm's flag, bilinear +\| time / plain add"
+    )
     assert re.search(ratios, heading)
     assert re.search(r"siglip, train, 64, float32 +\| 50\.0 +\| 5\.00 +\| 2\.00 ", table)
     # There is no ratio to a contender of another race.

@@ -19,16 +19,6 @@ FUNCTIONS += [getattr(functional, name) for name in functional.__all__]
 FUNCTIONS.append(patches_of)
 
 
-def test_figures_come_from_the_result_file():
-    assert len(pages.PAGES) > 5
-    named = set()
-    for page in pages.PAGES:
-        text = page.read_text()
-        assert pages.fill(text) == text, f"{page.name}: run tools/pages.py"
-        named.update(re.findall(r"<!-- (\w+): begin -->", text))
-    assert set(pages.SECTIONS) == named
-
-
 def anchors_of(page):
     """What a link into a page can name: its headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)

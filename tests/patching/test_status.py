@@ -4,13 +4,12 @@ expect."""
 import gc
 import re
 import sys
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.oracles import embed, is_pristine, small_vit, vit_batch
+from tests.support.oracles import BATCH, embed, is_pristine, small_vit
 from timm_naflex_fast import disable, enable, status
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -84,15 +83,14 @@ def test_what_an_older_timm_does_otherwise_is_named(version, notes, monkeypatch)
         assert [words in text for words in said] == [notes > 1, notes > 0]
 
 
-def by_model():
-    model = small_vit()
-    call = partial(torch.func.functional_call, model, args=(vit_batch([(3, 4)]),))
-    return lambda table: call({"embeds.pos_embed": table}).sum(), model.embeds.pos_embed.detach()
-
-
 def test_a_warning_points_to_the_users_line():
     """However many frames of PyTorch and timm lie between."""
-    function, argument = by_model()
+    model = small_vit()
+
+    def of_a_table(table):
+        weights = {"embeds.pos_embed": table}
+        return torch.func.functional_call(model, weights, (BATCH,)).sum()
+
     with enable(), pytest.warns(UserWarning, match="stays with timm's own code") as said:
-        torch.func.grad(function)(argument)
+        torch.func.grad(of_a_table)(model.embeds.pos_embed.detach())
     assert {each.filename for each in said} == {__file__}

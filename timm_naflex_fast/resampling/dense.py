@@ -6,7 +6,6 @@ to derive it (second derivatives, ``is_grads_batched``). Neither autocast nor TF
 
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 
 from . import kept
