@@ -112,11 +112,6 @@ def test_mistakes_of_the_resize_are_made_with_the_processors_own_numbers(model, 
     assert reason.words == "pictures resized by bicubic"
 
 
-def test_pictures_that_are_not_resized_are_refused(model, tmp_path):
-    with pytest.raises(ValueError, match=r"preprocessor_config.json has do_resize false: .* valid"):
-        transformers_source(model, LENGTH, save_processor(tmp_path, do_resize=False))
-
-
 def test_transformers_own_code_is_measured_whatever_is_enabled(model, pictures):
     source = transformers_source(model, LENGTH)
     given = source.read(pictures[1:2])

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -30,7 +29,6 @@ from .tower_names import PATCHES, channels_first, channels_last, to_transformers
 LIBRARY = "transformers"
 PROCESSOR = "preprocessor_config.json"
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
-BATCH = 8  # pictures that are run together
 # The modules that end a stage; blocks beside them.
 TIMM = {
     "embeds.proj": "patch_embedding",
@@ -49,14 +47,6 @@ BLOCK = re.compile(r"(?:blocks|encoder\.layers)\.(\d+)")
 Pictures = Sequence[Any]  # PIL images in RGB
 
 
-class Batch(NamedTuple):
-    """Pictures as an image tower takes them."""
-
-    grid: Tensor  # (B, 2) rows and columns of patches
-    pixels: Tensor  # (B, N, y * x * channel), row by row, then padding
-    valid: Tensor  # (B, N) bool, False for padding
-
-
 @dataclass(frozen=True)
 class Source:
     """A library's way from pictures to the stages of its image tower.
@@ -66,7 +56,8 @@ class Source:
         read: from pictures to the grid and the pixels of each.
         network: the library's tower, in eval mode.
         names: the stages that end with a module, by the module's name.
-        call: calls the network, or a copy, with a batch.
+        call: calls the network, or a copy, with a picture: its grid (1, 2), its pixels
+            (1, N, y * x * channel), row by row and then padding, and where they are no padding (1, N).
         model: the timm NaFlexVit that holds the weights.
         max_patches: most patches of a picture.
         filter: of the resize of pictures.
@@ -76,7 +67,7 @@ class Source:
     read: Callable[[Pictures], list[Stages]]
     network: Any
     names: Mapping[str, str]
-    call: Callable[[Any, Batch], None]
+    call: Callable[[Any, Tensor, Tensor, Tensor], None]
     model: Any
     max_patches: int
     filter: str
@@ -93,32 +84,21 @@ class Source:
             elif name in self.names:
                 modules[self.names[name]] = module
         made = []
-        for start in range(0, len(given), BATCH):
-            few = given[start : start + BATCH]
-            batch = padded(few, self.max_patches, dtype)
+        for own in given:
+            grid = torch.tensor(own["grid"], dtype=torch.long)
+            valid = torch.arange(self.max_patches) < grid.prod()
+            pixels = torch.zeros(len(valid), own["pixels"].shape[1], dtype=dtype)
+            pixels[valid] = torch.tensor(own["pixels"], dtype=dtype)
             with recorded(modules) as found, torch.inference_mode():
-                self.call(network, batch)
-            found = {"pixels": batch.pixels, **found}
-            for number, own in enumerate(few):
-                stages = {"grid": own["grid"]}
-                for stage, tensor in found.items():
-                    one = tensor[number].float().cpu()
-                    if stage != "pooled":
-                        one = one[batch.valid[number]]  # (N, C) -> (h * w, C)
-                    stages[stage] = one.numpy()
-                made.append(stages)
+                self.call(network, grid[None], pixels[None], valid[None])
+            stages = {"grid": own["grid"], "pixels": pixels[valid].float().numpy()}
+            for stage, tensor in found.items():
+                one = tensor[0].float()
+                if stage != "pooled":
+                    one = one[valid]  # (N, C) -> (h * w, C)
+                stages[stage] = one.numpy()
+            made.append(stages)
         return made
-
-
-def padded(stages: Sequence[Stages], length: int, dtype: torch.dtype) -> Batch:
-    """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
-    grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
-    valid = torch.arange(length) < grid.prod(1, keepdim=True)  # (B, N)
-    written = np.concatenate([own["pixels"] for own in stages])
-    patches = torch.tensor(written, dtype=dtype)
-    pixels = patches.new_zeros(*valid.shape, patches.shape[1])  # (B, N, p * p * 3)
-    pixels[valid] = patches
-    return Batch(grid, pixels, valid)
 
 
 @contextmanager
@@ -162,8 +142,7 @@ def timm_source(
             found.append({"grid": grid.int().numpy(), "pixels": pixels.numpy()})
         return found
 
-    def call(network: Any, batch: Batch) -> None:
-        grid, pixels, valid = batch
+    def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
         if not is_channels_last:
             pixels = channels_first(pixels)
         coord = coordinates(grid.tolist(), valid.shape[1])
@@ -208,13 +187,9 @@ def transformers_source(
             found.append({"grid": grid.int().numpy(), "pixels": own.numpy()})
         return found
 
-    def call(network: Any, batch: Batch) -> None:
+    def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
         with enable("stock", library=LIBRARY):
-            network(
-                pixel_values=batch.pixels,
-                pixel_attention_mask=batch.valid.long(),
-                spatial_shapes=batch.grid,
-            )
+            network(pixel_values=pixels, pixel_attention_mask=valid.long(), spatial_shapes=grid)
 
     # Some of them may be another's than those of the folder's files.
     settings = (
@@ -288,20 +263,13 @@ def build_processor(
         folder: where preprocessor_config.json may lie.
 
     Raises:
-        ValueError: it does not resize pictures.
-        RuntimeError: the folder's file cannot be read.
+        OSError: the folder's file cannot be read.
     """
     from transformers import Siglip2ImageProcessor
 
     processor = Siglip2ImageProcessor()
     if folder is not None and Path(folder, PROCESSOR).is_file():
-        with load_errors(f"{folder}/{PROCESSOR}", "give it as save_pretrained writes it"):
-            processor = Siglip2ImageProcessor.from_pretrained(folder)
-    if not processor.do_resize:
-        raise ValueError(
-            f"{folder}/{PROCESSOR} has do_resize false: pictures of any size fill no grid of "
-            "patches; valid: true"
-        )
+        processor = Siglip2ImageProcessor.from_pretrained(folder)
     processor.patch_size = model.embeds.patch_size[0]
     processor.max_num_patches = max_patches or processor.max_num_patches
     return processor

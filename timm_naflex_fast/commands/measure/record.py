@@ -21,12 +21,13 @@ from ..recordings.format import (
     float32_limits,
 )
 from ..recordings.rule import Stage
-from .pipelines import BATCH, Pictures, Source
+from .pipelines import Pictures, Source
 
 # Times what was moved: another port rounds at other places. TF32 has as many bits as float16, but
 # hardware cuts the operands of products off where float16 rounds, which moves up to twice as much.
 ROOM = {"tf32": 6.0, "float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
 ALL = 1.0  # of a number: no limit is larger
+FEW = 8  # pictures are enough
 
 
 def make_recording(
@@ -77,7 +78,7 @@ def with_limits(recording: Recording, source: Source) -> Recording:
     Float32's limits are fixed. Those of lower precisions, and of pixels that another resizer
     rounded, are measured: the pipeline runs so, on the first pictures.
     """
-    given = recording.stages[:BATCH]
+    given = recording.stages[:FEW]
     std = recording.about["std"]
     random = np.random.default_rng(0)
     noisy = []

@@ -168,13 +168,13 @@ def read_recording(folder: Path) -> Recording:
     found = read_arrays(folder / "stages.safetensors")
     table = found.pop(TABLE)
     order = [stage["name"] for stage in about["stages"]]
-    stages = split_pictures(found, order, len(about["pictures"]), folder)
+    nothing: Stages = {}
+    stages = read_stages(found, order, [nothing] * len(about["pictures"]), folder)
     for own, picture in zip(stages, about["pictures"]):
         if list(own) != order or own["grid"].tolist() != picture["grid"]:
             raise Unusable(
                 f"{folder} must hold every stage of every picture, with the grids of recording.json"
             )
-    check_stages(stages, stages, folder)
     # A recording may come without what known mistakes give.
     mistakes = folder / "mistakes.safetensors"
     known = read_arrays(mistakes) if mistakes.exists() else {}
@@ -248,15 +248,22 @@ FORM = {
 # Stages of a reference and of a port -----------------------------------------------------------
 
 
-def split_pictures(
-    found: Mapping[str, Array], order: Sequence[str], count: int, folder: Path
+def read_stages(
+    found: Mapping[str, Array], order: Sequence[str], likes: Sequence[Stages], folder: Path
 ) -> list[Stages]:
-    """Arrays under their names, as the stages of each of ``count`` pictures, in order.
+    """Arrays under their names, as the stages of each picture, in float64 and without padding.
 
     ``000.block_3`` is that of one picture, ``block_3`` a padded batch of all.
 
+    Args:
+        found: arrays by name.
+        order: the stages.
+        likes: for each picture the stages of the reference; none where this is the reference.
+        folder: is named in errors.
+
     Raises:
-        Unusable: a name that no stage and no picture has, or a batch beside an array of one picture.
+        Unusable: a name that no stage and no picture has, a batch beside an array of one picture, or
+            a stage of another shape, or with numbers that are not finite.
     """
     left = dict(found)
     for stage in left.keys() & order:
@@ -265,52 +272,37 @@ def split_pictures(
             if left.setdefault(f"{number:03}.{stage}", one) is not one:
                 raise Unusable(f"{folder}: {stage} must be one batch, or an array for each picture")
     pictures = []
-    for number in range(count):
-        own = {}
+    for number, like in enumerate(likes):
+        own: Stages = {}
         for stage in order:
             name = f"{number:03}.{stage}"
-            if name in left:
-                own[stage] = left.pop(name)
-        pictures.append(own)
-    if left:
-        raise Unusable(
-            f"{folder}: there is no {min(left)!r}; valid: 000 to {count - 1:03}, and after a dot "
-            f"{', '.join(order)}"
-        )
-    return pictures
-
-
-def check_stages(pictures: Sequence[Stages], likes: Sequence[Stages], folder: Path) -> None:
-    """Put all stages into float64, without padding.
-
-    Args:
-        pictures: the stages of each; changed in place.
-        likes: for each picture the stages of one that has as many axes and channels.
-        folder: is named in errors.
-
-    Raises:
-        Unusable: a stage has another shape, or numbers that are not finite.
-    """
-    for number, (own, like) in enumerate(zip(pictures, likes)):
-        for stage, given in own.items():
-            shape = like[stage].shape
-            numbers = np.atleast_1d(given)
+            if name not in left:
+                continue
+            numbers = np.atleast_1d(left.pop(name))
+            shape = like.get(stage, numbers).shape
             # Some keep the axis of the batch, or that of the one query.
             while numbers.ndim > len(shape) and len(numbers) == 1:
                 numbers = numbers[0]
             if stage not in ("grid", "pooled"):
                 # The picture's own grid, which comes first, tells how many tokens there are.
-                grid = own.get("grid", like["grid"])
+                grid = {**like, **own}["grid"]
                 tokens = math.prod(map(int, grid))
                 shape = (tokens, *shape[1:])
                 numbers = numbers[:tokens]
             is_number = numbers.dtype.kind in "fiu"
             if not is_number or numbers.shape != shape or not np.all(np.abs(numbers) < LARGEST):
                 raise Unusable(
-                    f"{folder}: {number:03}.{stage} must hold finite numbers in shape {shape}; got "
+                    f"{folder}: {name} must hold finite numbers in shape {shape}; got "
                     f"{numbers.dtype} in shape {numbers.shape}"
                 )
             own[stage] = numbers.astype(np.float64)
+        pictures.append(own)
+    if left:
+        raise Unusable(
+            f"{folder}: there is no {min(left)!r}; valid: 000 to {len(likes) - 1:03}, and after a dot "
+            f"{', '.join(order)}"
+        )
+    return pictures
 
 
 def read_port(folder: Path, reference: Recording) -> list[Stages]:
@@ -331,9 +323,7 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
         found |= read_arrays(file)
     # Its own table is not looked at: what it makes of it is.
     found.pop(TABLE, None)
-    stages = split_pictures(found, reference.order, len(reference.stages), folder)
-    check_stages(stages, reference.stages, folder)
-    return stages
+    return read_stages(found, reference.order, reference.stages, folder)
 
 
 # Writing ---------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def known_mistakes(
     place = reference.order.index(first.name)
     not_written = set(reference.order[:place]).difference(*port)
     looked_at = {**dict.fromkeys(not_written, stages[-1]), first.name: first}
+    pixels = {one.name: one for one in stages}.get("pixels")
     tried = set(range(reference.about["mistakes_tried"]))
     for mistake in reference.about["mistakes"]:
         stage = looked_at.get(mistake["stage"])
@@ -92,9 +93,13 @@ def known_mistakes(
         if stage is None or does_not_show.intersection(parting):
             continue
         name = mistake["name"]
-        # A grid is two numbers, which many mistakes give: the pixels have to be this one's, too.
-        if stage.name == "grid" and not has_pixels_of(name, stages, reference):
-            continue
+        if stage.name == "grid":
+            # It is two numbers, which many mistakes give: the pixels have to be this one's, too.
+            if pixels is None:
+                continue
+            numbers = recorded(name, pixels, reference)
+            if any(pixels.worst(*one).limits > 1 for one in numbers):
+                continue
         yield mistake["words"], stage, recorded(name, stage, reference)
 
     if first.name == "position_embedding":
@@ -123,16 +128,6 @@ def grid_of(reference: Recording, picture: int) -> tuple[int, int, int]:
     """One frame, and the picture's rows and columns."""
     h, w = reference.about["pictures"][picture]["grid"]
     return 1, h, w
-
-
-def has_pixels_of(name: str, stages: Sequence[Stage], reference: Recording) -> bool:
-    """Whether the port wrote pixels, and they are those of a mistake."""
-    for stage in stages:
-        if stage.name == "pixels":
-            numbers = recorded(name, stage, reference)
-            limits = [stage.worst(*one).limits for one in numbers]
-            return max(limits, default=0.0) <= 1
-    return False
 
 
 def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers) -> Reason | None:
