@@ -1,18 +1,15 @@
 """Every strategy in one compiled graph; see contract/ for the operator's own result."""
 
 import re
-from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.support.checks import by_functions, run
 from tests.support.oracles import (
     NEW_TIMM,
     OLD_TORCH,
-    Case,
     relative,
     small_vit,
     trained,
@@ -64,23 +61,3 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode, kind):
             assert relative(got, want) <= rounding
             assert worst(grads, want_grads) <= 1e-5
     assert counter.frame_count <= 2
-
-
-@pytest.mark.slow
-# A graph of an earlier run, which the compiler has kept, would hide what this run compiles.
-@torch._inductor.config.patch(fx_graph_cache=False)
-@pytest.mark.parametrize("strategy", ["matmul", INTERPOLATE, "grid_sample"])
-@pytest.mark.parametrize("sizes", [[(39, 1)], [(6, 5), (6, 5)]], ids=str)
-def test_tokens_of_transposed_strides_are_trained_in_a_graph_of_inductor(strategy, sizes):
-    case = Case(sizes=sizes, channels=8)
-    embeds = case.embeds()
-    add = partial(by_functions, strategy=strategy)
-    x = case.x().mT.contiguous().mT
-    compiled = torch.compile(add, fullgraph=True)
-
-    want, want_gx, (want_grad,) = run(add, case, embeds, case.coord(), x.clone())
-    got, gx, (grad,) = run(compiled, case, embeds, case.coord(), x.clone())
-
-    assert torch.equal(got, want)
-    assert torch.equal(gx, want_gx)
-    assert relative(grad, want_grad) <= 1e-5
