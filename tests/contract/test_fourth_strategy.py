@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import timm_naflex_fast
 
 STRATEGY = '''
@@ -53,6 +55,7 @@ assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 """
 
 
+@pytest.mark.slow
 def test_a_new_strategy_costs_one_object_and_one_name(tmp_path):
     package = tmp_path / "copy" / "timm_naflex_fast"
     shutil.copytree(Path(timm_naflex_fast.__file__).parent, package)

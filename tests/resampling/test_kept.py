@@ -146,6 +146,7 @@ def counted_and_grown(fill):
     return os.read(reader, 100).decode()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc gives back")
 def test_the_bytes_that_are_counted_are_those_by_which_the_process_grows():
     # From a new process: here memory that other tests have freed would be used again.
