@@ -8,9 +8,8 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from .output import printable
 from .tower_names import (
     PATCHES,
     TABLE,
@@ -19,7 +18,7 @@ from .tower_names import (
     from_transformers,
     has_pooling,
 )
-from .weight_files import Tensors, find_weights, read_tensors
+from .weight_files import Tensors, read_tensors
 
 # How the name of each library's patch embedding ends; what stands before it stands before all names
 # of the tower. timm's are those of a NaFlexVit and of a ViT; open_clip holds timm's tower.
@@ -38,46 +37,41 @@ ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 HEADS = {768: 12, 1152: 16}
 
 
-class Checkpoint(NamedTuple):
-    """What is known about the weights of a file."""
-
-    file: Path
-    tensors: Tensors | None  # under timm's names; None: timm itself reads Google's file
-    options: dict[str, Any]  # timm's, for a tower of this size; none for timm's own weights
-    words: str  # what was recognised, in one line
-
-
-def read_checkpoint(path: str | Path, given: Mapping[str, Any] = {}) -> Checkpoint:
+def read_checkpoint(
+    file: Path, given: Mapping[str, Any] = {}
+) -> tuple[str, Tensors | None, dict[str, Any]]:
     """Read weights in timm's, transformers' or Google's form.
 
     Args:
-        path: as :func:`find_weights` takes it.
+        file: as :func:`find_weights` gives it.
         given: timm's options that the user has named, of which ``num_heads`` and
             ``patchify_channels_last`` count.
 
+    Returns:
+        The library that wrote them; the tensors under timm's names, or None for Google's file, which
+        timm itself reads; and timm's options for a tower of this size, none for timm's own weights.
+
     Raises:
-        ValueError: as :func:`find_weights`; or it holds two towers, or one of another library that
-            lacks tensors or has others than Siglip2, counted and named; or its number of heads is
-            not known. A file that is damaged raises what its reader raises.
+        ValueError: it holds two towers, or one of another library that lacks tensors or has others
+            than Siglip2, counted and named; or its number of heads is not known. A file that is
+            damaged raises what its reader raises.
     """
-    file = find_weights(path)
     tensors = read_tensors(file)
     library, prefix = _recognise(tensors)
-    words = f"file {printable(file.name)}: {library}"
     # Of the other towers in an archive no array is read.
     tower: Tensors = {
         name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)
     }
     if library == "big_vision":
-        return Checkpoint(file, None, big_vision_sizes(tower), words)
+        return library, None, big_vision_sizes(tower)
     if library == "timm":
-        return Checkpoint(file, tower, {}, words)
+        return library, tower, {}
     tower = from_transformers(tower)
     heads = given.get("num_heads") or read_config(file.parent).get("num_attention_heads")
     options = sizes(tower, heads)
     if given.get("patchify_channels_last") is False:
         tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
-    return Checkpoint(file, tower, options, words)
+    return library, tower, options
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...names import did_you_mean
 from .checkpoints import read_checkpoint
-from .output import one_line
-from .weight_files import TAKEN
+from .output import one_line, printable
+from .weight_files import TAKEN, find_weights
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
@@ -152,19 +152,21 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     import timm
     from timm.models.naflexvit import checkpoint_filter_fn
 
-    found = read_checkpoint(path, given)
-    tensors = found.tensors or {}
+    file = find_weights(path)
+    library, tensors, options = read_checkpoint(file, given)
     # First with the file's own head, so that all of it has to fit.
-    own = len(tensors.get("head.weight", ()))
-    model = timm.create_model(name, **found.options | given | {"num_classes": own})
+    own = 0
+    if tensors:
+        own = len(tensors.get("head.weight", ()))
+    model = timm.create_model(name, **options | given | {"num_classes": own})
     if tensors:
         model.load_state_dict(checkpoint_filter_fn(tensors, model))
     else:
-        model.load_pretrained(str(found.file))
+        model.load_pretrained(str(file))
     classes = given.get("num_classes", own)
     if classes != own:
         model.reset_classifier(classes)
-    return model, found.words
+    return model, f"file {printable(file.name)}: {library}"
 
 
 def _smooth(table: Any) -> None:

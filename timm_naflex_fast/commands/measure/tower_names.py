@@ -6,7 +6,7 @@ weights and publishes them, has names and layouts of flax, which timm reads.
 
 import math
 import re
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from .weight_files import Tensors
@@ -106,10 +106,11 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     pairs = {}
     for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
         for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
-            sides = [names.split() for names in line.split(" = ")]
-            old, new = reversed(sides) if back else sides
-            pairs[tuple(old)] = new
-    others = sorted({name for old in pairs for name in old} ^ tower.keys())
+            old, new = [tuple(names.split()) for names in line.split(" = ")]
+            if back:
+                old, new = new, old
+            pairs[old] = new
+    others = sorted(tower.keys() ^ chain.from_iterable(pairs))
     if others:
         raise ValueError(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
     result: dict[str, Any] = {}
