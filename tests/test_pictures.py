@@ -41,19 +41,6 @@ def test_a_model_gets_from_patches_what_it_gets_from_the_plain_image(order, chan
         assert torch.allclose(model(inputs), model(plain[None]), atol=1e-5)
 
 
-def test_pictures_of_any_size_and_mode_become_one_padded_batch():
-    settings = describe(small_vit(in_chans=3)) | {"max_seq_len": "30"}
-    pictures = [picture(20, 90), picture(50, 40, "L").convert("RGBA")]
-
-    inputs = patches_of(pictures, settings)
-
-    assert inputs["patches"].shape == (2, 30, 48)
-    lengths = inputs["patch_valid"].sum(1)
-    grids = inputs["patch_coord"].amax(1) + 1
-    assert lengths.tolist() == grids.prod(1).tolist() and lengths.max() <= 30
-    assert not inputs["patches"][~inputs["patch_valid"]].any()
-
-
 @pytest.mark.parametrize(
     ("pictures", "change", "error", "says"),
     [

@@ -86,7 +86,6 @@ def folder(tmp_path_factory):
         (folder / name).mkdir()
     Image.new("RGB", (40, 30)).save(folder / "good" / "photo.png")
     (folder / "file.txt").write_text("text")
-    (folder / "config.json").write_text("{}")
     save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
     ported = {name: torch.ones(2, 2) for name in ("table", "sizes", "result")}
     save_file(ported, folder / "ported.safetensors")

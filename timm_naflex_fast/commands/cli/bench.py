@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--max-seq-len",
-        dest="lengths",
         nargs="+",
         type=positive,
         default=[256],
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--phase",
-        dest="phases",
         nargs="+",
         choices=PHASES,
         default=PHASES,
@@ -85,14 +83,14 @@ def bench(options: argparse.Namespace) -> int:
 
     # A compiled model meets all lengths in turn, an eager one has a race for each.
     race = whole.race_eager
-    together = [[length] for length in options.lengths]
+    together = [[length] for length in options.max_seq_len]
     if options.compile:
         race = whole.race_compiled
-        together = [options.lengths]
+        together = [options.max_seq_len]
     rows: list[dict[str, Any]] = []
     # Whatever stops a race, the rows of those before it are kept.
     options.figures.update(provenance(options.command), rows=rows)
-    for lengths, phase in product(together, options.phases):
+    for lengths, phase in product(together, options.phase):
         step = whole.make_step(model, options.dtype, phase)
         batches = whole.random_batches(model, lengths, options.batch_size)
         found = race(model, step, batches, options.modes)
