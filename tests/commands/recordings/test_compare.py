@@ -109,7 +109,11 @@ def test_who_reads_the_pictures_may_differ_later_as_much_as_its_pixels_do(refere
     port = changed(reference, **moved)
     for own in port:
         own["position_embedding"] = own["position_embedding"] + 0.001 * own["patch_embedding"]
-    assert compare_recordings(reference, port).first is None
+    found = compare_recordings(reference, port)
+    assert found.first is None
+    right, wider = sentences(found)
+    assert "rounding and what the port's own pixels move, on" in right
+    assert "its own pixels differ by up to 1.00 grey levels, so the limits are wider" in wider
 
 
 # Reasons.

@@ -35,6 +35,7 @@ class Row:
         limit: what counts as rounding in it.
         parting: the pictures that are beyond a limit.
         compared: how many pictures were compared.
+        moved: how many grey levels the port's own pixels differ, if its limit is wider for that.
     """
 
     stage: str
@@ -43,6 +44,7 @@ class Row:
     limit: float
     parting: tuple[int, ...]
     compared: int
+    moved: float
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Stage:
         port: the port's, in the pictures that can be compared.
         std: that of each colour, by which pixels were divided.
         limits: what counts as rounding, by measure.
+        moved: as in ``Row``.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Stage:
     port: Mapping[int, Array]
     std: Sequence[float]
     limits: Mapping[str, float]
+    moved: float = 0.0
 
     @cached_property
     def sizes(self) -> Array:
@@ -139,6 +143,7 @@ class Stage:
             limit=part * self.limits[worst.measure],
             parting=tuple(one for one in self.port if self.worsts[one].limits > part),
             compared=len(self.port),
+            moved=self.moved,
         )
 
 
@@ -161,7 +166,10 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
             own_pixels = by_precision.get(OWN_PIXELS, {})
             for measure, limit in own_pixels.items():
                 limits[measure] += moved * limit
-        stage = Stage(name, right, written, reference.about["std"], limits)
+        is_wider = limits != by_precision[precision]
+        stage = Stage(
+            name, right, written, reference.about["std"], limits, moved if is_wider else 0.0
+        )
         found.append(stage)
         if name == "pixels":
             for picture in written:
