@@ -120,8 +120,6 @@ SPELLINGS = [
     f"export {MODEL} --out m.onnx --size 32 48 --max-seq-len 9 --json -",
     f"record {MODEL} --out DIR --force --images DIR --library transformers --interpolation bilinear "
     "--max-seq-len 9",
-    "record --random-weights --out DIR --mode timm-flag-bilinear",
-    "record --random-weights --out DIR --contender grid_sample",
     "compare REFERENCE PORT --json FILE",
     "identify one.npz two.npy --family qwen3-vl",
 ]

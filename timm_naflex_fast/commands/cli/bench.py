@@ -28,11 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=positive,
         default=[256],
-        metavar="N",
         help="most patches per image, to which batches are padded; several: one after the other; "
         "default: 256",
     )
-    add("--batch-size", type=positive, default=8, metavar="B", help="images in a batch; default: 8")
+    add("--batch-size", type=positive, default=8, help="images in a batch; default: 8")
     add(
         "--dtype",
         choices=DTYPES,

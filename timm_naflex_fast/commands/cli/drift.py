@@ -30,10 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-seq-len",
         type=positive,
         default=256,
-        metavar="N",
         help="most patches per image (256)",
     )
-    add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
+    add("--batch-size", type=positive, default=16, help="images per batch (16)")
     add(
         "--modes",
         "--contenders",  # the name of before

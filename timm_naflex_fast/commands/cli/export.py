@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-seq-len",
         type=positive,
         default=256,
-        metavar="N",
         help="most patches per image, kept in the file for those who prepare images; it runs with "
         "any number (256)",
     )

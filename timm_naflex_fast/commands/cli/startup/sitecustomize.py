@@ -9,8 +9,7 @@ Tests: tests/commands/cli/test_run.py.
 import os
 import sys
 
-_folder = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _folder]
+sys.path.remove(os.path.dirname(__file__))
 try:
     from timm_naflex_fast.commands.cli.run import prepare_process
 

@@ -173,7 +173,7 @@ def _of_grid(
     return {
         "grid": grid.tolist(),
         "images": int(here.sum()),
-        "shrink": max(table_size[0] / int(grid[0]), table_size[1] / int(grid[1])),
+        "shrink": (torch.tensor(table_size) / grid.double()).max().item(),
         "embed_rel_rms": {name: _rms(ours["squares"][here]) for name, ours in results.items()},
         "resampled": grid.tolist() != list(table_size),
     }
