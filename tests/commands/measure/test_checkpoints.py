@@ -161,7 +161,7 @@ CHANGES = {
     "an adapter of PEFT that was not merged": (
         [KEY],
         {KEY.replace("weight", "base_layer.weight"): (64, 64), "k_proj.lora_A.default": (4, 64)},
-        r"an adapter of PEFT, .*base_layer.* save what merge_and_unload\(\) returns\); taken are",
+        r"an adapter of PEFT, .*base_layer.* save what merge_and_unload\(\) returns\); --checkpoint FILE takes",
     ),
     "two towers": (
         None,

@@ -97,7 +97,9 @@ def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(chan
     file = tmp_path / "last.safetensors"
     save_file(change(trained(num_classes=5).state_dict()), file)
     # With a new head, timm itself is not strict.
-    with pytest.raises(RuntimeError, match=f"{CHANGES[change]}.*taken are timm's own weights"):
+    with pytest.raises(
+        RuntimeError, match=f"{CHANGES[change]}.*--checkpoint FILE takes timm's own weights"
+    ):
         load_model(NAME, file, num_classes=3, **SMALL)
 
 
@@ -115,7 +117,7 @@ def test_what_timm_converts_counts_as_used_and_a_new_head_is_made(tmp_path):
 @pytest.mark.parametrize("name", NO_WEIGHTS)
 def test_a_file_without_weights_says_in_a_line_what_was_found_and_what_is_taken(name, tmp_path):
     file = tmp_path / name
-    says = rf"{name} cannot be loaded \(.*\); taken are"
+    says = rf"{name} cannot be loaded \(.*\); --checkpoint FILE takes"
     for content in NO_WEIGHTS[name]:
         file.write_bytes(content)
         with pytest.raises(RuntimeError, match=says) as error:

@@ -70,7 +70,7 @@ def test_googles_release_gives_the_same_model_and_its_size(form, release, timms,
 SCALE = "params/img/Transformer/encoderblock_1/LayerNorm_0/scale"
 KERNEL = "params/img/embedding/kernel"
 WRONG = {
-    r'Unexpected key\(s\) in state_dict: "pooled", "block_0".*; taken are .* or Google \(with timm 1.0.31\) saves': (
+    r'Unexpected key\(s\) in state_dict: "pooled", "block_0".*; --checkpoint FILE takes .* or Google \(with timm 1.0.31\) saves': (
         lambda arrays: {"pooled": np.ones(3), "block_0": np.ones(2)}
     ),
     "weights of one size, not of NaFlex": (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..measure.models import load_errors, load_model
-from ..measure.weight_files import TAKEN, find_weights
+from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
 
@@ -25,7 +25,7 @@ def check_model_options(options: argparse.Namespace) -> None:
         example = "naflexvit_base_patch16_siglip.v2_webli"
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
     if options.checkpoint:
-        with load_errors(f"the checkpoint {options.checkpoint}", TAKEN):
+        with load_errors(f"the checkpoint {options.checkpoint}"):
             find_weights(options.checkpoint)
 
 

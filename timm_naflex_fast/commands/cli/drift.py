@@ -59,7 +59,7 @@ def drift(options: argparse.Namespace) -> int:
     check_model_options(options)
     if options.images:
         sources = images.image_sources(options.images)
-        source = f"folder {printable(Path(options.images).resolve().name)}"
+        source = f"folder {options.images}"
     else:
         sources = images.photos()
         source = images.PHOTOS_WORDS
@@ -131,11 +131,11 @@ def measure_and_show(
         "settings": ", ".join(one for one in settings if one.startswith("pos_embed_")),
         "source": source,
         "made": provenance(options.command),
-        "skipped": [*skipped],
+        "skipped": skipped,
         "headline": answer,
     }
     # What is asked for in files comes last: a disk that is full leaves the table on the screen.
     options.figures.update(record)
     if options.out:
-        files = write(record, options.out)
-        print(f"written: {', '.join(map(printable, files))}")
+        write(record, options.out)
+        print(f"written: report.json and report.html in {printable(options.out)}")

@@ -76,14 +76,15 @@ def export(options: argparse.Namespace) -> int:
         check_size(model, options.size)
     announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
     checks, is_right = work.export(model, out, runtimes, options.size, metadata)
-    found = {"file": printable(out), "metadata": metadata, "checks": checks, "written": is_right}
+    file = printable(out)
+    found = {"file": file, "metadata": metadata, "checks": checks, "written": is_right}
     options.figures.update(provenance(options.command), **found)
     print(f"{options.model}; weights: {weights}")
     _show(checks)
     if not is_right:
-        print(f"not written: {printable(out)}")
+        print(f"not written: {file}")
         return 1
-    print(f"written: {printable(out)}")
+    print(f"written: {file}")
     is_siglip2 = options.model.startswith("naflexvit") and "siglip" in options.model
     if is_siglip2 and metadata["interpolation"] != "bilinear":
         print(FILTER.format(filter=metadata["interpolation"]))
@@ -125,10 +126,9 @@ def runtimes_for(out: Path) -> list[str]:
         ValueError: a suffix that is not known.
         RuntimeError: what writes such files is not installed; names all that is missing.
     """
-    suffix = out.suffix.lower()
-    if suffix == ".pt2":
+    if out.suffix == ".pt2":
         return ["torch.export"]
-    if suffix != ".onnx":
+    if out.suffix != ".onnx":
         raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
     require("an .onnx file", "onnx", "onnxscript", "onnxruntime")
     # The first runs the program from which the file is made: so it is known which of both is wrong.

@@ -139,11 +139,6 @@ def _report(wanted: dict[str, Any]) -> None:
         said = [in_words(now.flags), in_this, *now.why_stock()]
     if not speaks:
         return
-    # torchrun numbers its processes; others are told apart by their ids.
-    who = ""
-    if "RANK" in os.environ:
-        who = f" (rank {os.environ['RANK']})"
-    elif not wanted["first"]:
-        who = f" (process {os.getpid()})"
+    who = f"process {os.getpid()}, rank {os.environ.get('RANK', 0)}"
     # In one piece: other processes write there too.
-    sys.stderr.write(f"naflex-fast{who}: {'; '.join(said)}\n")
+    sys.stderr.write(f"naflex-fast ({who}): {'; '.join(said)}\n")

@@ -189,7 +189,7 @@ def write(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about its own steps
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
-        if file.suffix.lower() == ".pt2":
+        if file.suffix == ".pt2":
             texts = {METADATA: json.dumps(dict(metadata), indent=1)}
             torch.export.save(program, file, extra_files=texts)
         else:
@@ -223,7 +223,7 @@ def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Te
 
 
 def _torch(file: Path, program: Any) -> dict[str, Run]:
-    if file.suffix.lower() == ".pt2":
+    if file.suffix == ".pt2":
         program = torch.export.load(file)
     module = program.module()
     return {FLOAT32: lambda inputs: module(**inputs)}

@@ -11,17 +11,16 @@ from typing import Any
 from ...names import did_you_mean
 from .checkpoints import read_checkpoint
 from .output import one_line, printable
-from .weight_files import TAKEN, find_weights
+from .weight_files import find_weights
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
-HOW_TO_GIVE = (
-    "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
-    "untrained model"
-)
-HOW_TO_FIT = (
-    "--model-kwargs takes the options with which its model was made, e.g. "
-    "'pos_embed_grid_size=(24, 24)'"
+TAKEN = (
+    "--checkpoint FILE takes timm's own weights, and SigLIP-2's NaFlex image tower as transformers, "
+    "open_clip or Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an "
+    "index of shards (.index.json), a folder with one of these, or OWNER/NAME of a model in the "
+    "hub's cache; --model-kwargs takes the options with which the model was made, e.g. "
+    "'pos_embed_grid_size=(24, 24)'; --random-weights takes an untrained model"
 )
 
 
@@ -128,11 +127,9 @@ def load_model(
     if name.startswith("vit_"):
         more["use_naflex"] = True
     what = f"the model {name!r}"
-    advice = HOW_TO_GIVE
     if checkpoint is not None:
         what = f"the checkpoint {checkpoint}"
-        advice = TAKEN
-    with load_errors(what, f"{advice}; {HOW_TO_FIT}"):
+    with load_errors(what):
         torch.manual_seed(0)  # also for a head that is not in the weights
         if checkpoint is not None:
             model, weights = _with_file(name, checkpoint, more)
@@ -180,7 +177,7 @@ def _smooth(table: Any) -> None:
 
 
 @contextmanager
-def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
+def load_errors(what: str, advice: str = TAKEN) -> Iterator[None]:
     """Turn whatever loading a model raises into a RuntimeError of one line.
 
     It says that ``what`` failed, why, and what to do.

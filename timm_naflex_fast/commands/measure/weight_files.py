@@ -26,11 +26,6 @@ FILES = (
     r".*\.safetensors",
     r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(npz|bin|pth|pt|ckpt|tar)",
 )
-TAKEN = (
-    "taken are timm's own weights, and SigLIP-2's NaFlex image tower as transformers, open_clip or "
-    "Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an index of shards "
-    "(.index.json), a folder with one of these, or OWNER/NAME of a model in the hub's cache"
-)
 
 
 def find_weights(path: str | Path) -> Path:

@@ -68,9 +68,9 @@ def written(measured, tmp_path_factory):
         "skipped": ["a.png: <no>"],
     }
     folder = tmp_path_factory.mktemp("report")
-    files = write(record, folder)
-    assert files == [folder / name for name in ("report.json", "report.html")]
-    return files[1].read_text()
+    write(record, folder)
+    assert (folder / "report.json").exists()
+    return (folder / "report.html").read_text()
 
 
 def test_the_page_holds_the_cells_of_the_terminal(written, measured):

@@ -17,11 +17,10 @@ try:
 except Exception as problem:
     # An interpreter that cannot import the package stays as it is, unless it is the script's.
     if '"first": true' in os.environ.get("TIMM_NAFLEX_FAST_RUN", ""):
-        if sys.stderr:
-            sys.stderr.write(
-                "naflex-fast run: " + sys.executable + " is not prepared: " + str(problem) + "\n"
-            )
-            sys.stderr.flush()
+        sys.stderr.write(
+            "naflex-fast run: " + sys.executable + " is not prepared: " + str(problem) + "\n"
+        )
+        sys.stderr.flush()
         os._exit(2)
 
 _ours = sys.modules.pop(__name__)

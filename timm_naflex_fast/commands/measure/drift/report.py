@@ -55,7 +55,7 @@ def percent(value: float) -> str:
     """A share as text: "11.87 %"; "0 %" is exactly nothing, "< 0.01 %" nearly nothing."""
     if value == 0:
         return "0 %"
-    if 0 < value < 5e-5:
+    if value < 5e-5:
         return "< 0.01 %"
     return f"{100 * value:.2f} %"
 
@@ -73,7 +73,7 @@ def rows(survey: Survey) -> list[dict[str, str]]:
     return lines
 
 
-def write(record: Mapping[str, Any], folder: str | Path) -> list[Path]:
+def write(record: Mapping[str, Any], folder: str | Path) -> None:
     """Write report.json and report.html into ``folder``.
 
     Args:
@@ -96,8 +96,6 @@ def write(record: Mapping[str, Any], folder: str | Path) -> list[Path]:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     template = environment.get_template("report.html.j2")
     page = template.render(record, rows=rows(survey), plots=plots)
-    json_file = Path(folder, "report.json")
-    page_file = Path(folder, "report.html")
-    json_file.write_text(to_json(record), encoding="utf-8")
-    page_file.write_text(page, encoding="utf-8", errors="backslashreplace")
-    return [json_file, page_file]
+    Path(folder, "report.json").write_text(to_json(record), encoding="utf-8")
+    html = Path(folder, "report.html")
+    html.write_text(page, encoding="utf-8", errors="backslashreplace")
