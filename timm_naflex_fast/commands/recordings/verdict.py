@@ -40,8 +40,8 @@ def sentences(found: Comparison) -> list[str]:
         words = reason.words
         if reason.known:
             words = (
-                f"the likely reason: {words} (it gives the port's numbers, to {reason.times:.0%} of "
-                f"the limit, in {len(reason.pictures)} of {count} pictures that part)"
+                f"the likely reason: {words} (checked in {len(reason.pictures)} of the {count} pictures "
+                f"that part: it gives the port's numbers, to {reason.times:.0%} of the limit)"
             )
         said.append(words)
     else:
