@@ -273,7 +273,9 @@ def write(made: Path) -> None:
         own = {key.removeprefix(prefix): found[key] for key in found if key.startswith(prefix)}
         stages.append(own)
         pictures.append(Image.open(made / f"{name}.png"))
-        entries.append({"name": name, "size": list(size), "grid": own["grid"].tolist()})
+        file = f"pictures/{number:03}.png"
+        grid = own["grid"].tolist()
+        entries.append({"file": file, "name": name, "size": list(size), "grid": grid})
 
     description = {
         "format": "naflex-recording",

@@ -11,7 +11,6 @@ from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.images import Source, read
 from ..measure.output import positive, require
-from .checks import announce
 
 PARTS = 1  # the exit status
 NEEDED = ("transformers", "torchvision")
@@ -75,7 +74,6 @@ def compare(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
     from ..recordings.verdict import as_json, cells, sentences
 
     source = source_of(options, model)
-    announce(f"comparing with {source.words} ...")
     images = islice(read(sources, []), options.against_images)
     found = against_transformers(
         source,
@@ -87,8 +85,7 @@ def compare(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
     print(f"\ntimm's own code against {source.words}, from {options.stage_from}")
     print(table([cells(row) for row in found[BASELINE].rows]))
     for name, comparison in found.items():
-        who = "timm" if name == BASELINE else f"timm with {name}"
-        print(f"{who} and {options.against}: {'; '.join(sentences(comparison))}")
+        print(f"timm with {name} and {options.against}: {'; '.join(sentences(comparison))}")
     figures = {name: as_json(comparison) for name, comparison in found.items()}
     return {
         **figures.pop(BASELINE),

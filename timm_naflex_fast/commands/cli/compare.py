@@ -9,8 +9,8 @@ from pathlib import Path
 from ...text_table import table
 from ..measure.output import origin
 from ..recordings import PRECISIONS
+from .against import PARTS
 
-PARTS = 1  # the exit status
 INCOMPLETE = 2
 
 

@@ -4,8 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..measure.output import printable
-from .checks import announce
 from .compare import add_precision
 
 NEEDED = ("result", "table", "sizes")
@@ -60,20 +58,15 @@ def identify(options: argparse.Namespace) -> int:
     arrays: dict[str, Any] = {}
     for file in options.files:
         arrays.update(read_arrays(Path(file)))
-    for name in NEEDED:
-        if name not in arrays:
-            there = ", ".join(arrays) or "nothing"
-            raise ValueError(f"no array {name} in {', '.join(options.files)}; there is {there}")
-    announce(f"comparing {printable(', '.join(options.files))} with what is known ...")
-
-    import torch
-
+    missing = [name for name in NEEDED if name not in arrays]
+    if missing:
+        raise ValueError(f"no array {missing[0]} in {', '.join(options.files)}")
     from ..recordings.conventions import Convention
     from ..recordings.identify import verdict
 
-    torch.set_num_threads(1)  # many small products: threads would wait for each other
-    result, table, sizes = (torch.tensor(arrays[name]) for name in NEEDED)
     reference = Convention(**FAMILIES[options.family])
-    is_equal, lines = verdict(reference, table, sizes, result, options.precision)
+    is_equal, lines = verdict(
+        reference, arrays["table"], arrays["sizes"], arrays["result"], options.precision
+    )
     print("\n".join(lines))
     return int(not is_equal)

@@ -80,9 +80,9 @@ class Source:
             name = path.removeprefix("vision_model.")  # older releases wrap transformers' tower
             block = BLOCK.fullmatch(name)
             if block:
-                modules[f"block_{block[1]}"] = module
+                modules[module] = f"block_{block[1]}"
             elif name in self.names:
-                modules[self.names[name]] = module
+                modules[module] = self.names[name]
         made = []
         for own in given:
             grid = torch.tensor(own["grid"], dtype=torch.long)
@@ -102,9 +102,8 @@ class Source:
 
 
 @contextmanager
-def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+def recorded(stages: Mapping[nn.Module, str]) -> Iterator[dict[str, Tensor]]:
     """What each of these modules gives inside, under its stage's name, in the order of the calls."""
-    stages = {module: stage for stage, module in modules.items()}
     found: dict[str, Tensor] = {}
 
     def keep(module: nn.Module, _: Any, output: Any) -> None:
@@ -162,7 +161,7 @@ def timm_source(
 
 
 def transformers_source(
-    model: Any, max_patches: int | None = None, folder: str | Path | None = None
+    model: Any, max_patches: int | None = None, folder: Path | None = None
 ) -> Source:
     """transformers' own image processor and Siglip2 image tower, with the weights of timm's ``model``.
 
@@ -177,7 +176,7 @@ def transformers_source(
     from PIL.Image import Resampling
 
     processor = build_processor(model, max_patches, folder)
-    tower = build_tower(model, read_config(Path(folder)) if folder else {})
+    tower = build_tower(model, read_config(folder) if folder else {})
 
     def read(pictures: Pictures) -> list[Stages]:
         batch = processor(images=list(pictures), return_tensors="pt")
@@ -192,12 +191,12 @@ def transformers_source(
             network(pixel_values=pixels, pixel_attention_mask=valid.long(), spatial_shapes=grid)
 
     # Some of them may be another's than those of the folder's files.
-    settings = (
-        f"patch_size {processor.patch_size}, max_num_patches {processor.max_num_patches}, "
-        f"{tower.config.num_attention_heads} attention heads"
+    words = (
+        f"{LIBRARY} {version(LIBRARY)} (patch_size {processor.patch_size}, max_num_patches "
+        f"{processor.max_num_patches}, {tower.config.num_attention_heads} attention heads)"
     )
     return Source(
-        words=f"{LIBRARY} {version(LIBRARY)} ({settings})",
+        words=words,
         read=read,
         network=tower,
         names=SIGLIP2,
@@ -252,9 +251,7 @@ def siglip2_weights(model: Any) -> dict[str, Tensor]:
     return dict(to_transformers(image_tower))
 
 
-def build_processor(
-    model: Any, max_patches: int | None = None, folder: str | Path | None = None
-) -> Any:
+def build_processor(model: Any, max_patches: int | None = None, folder: Path | None = None) -> Any:
     """transformers' image processor; with the settings of ``folder``, where it holds some.
 
     Args:
@@ -268,7 +265,7 @@ def build_processor(
     from transformers import Siglip2ImageProcessor
 
     processor = Siglip2ImageProcessor()
-    if folder is not None and Path(folder, PROCESSOR).is_file():
+    if folder and (folder / PROCESSOR).is_file():
         processor = Siglip2ImageProcessor.from_pretrained(folder)
     processor.patch_size = model.embeds.patch_size[0]
     processor.max_num_patches = max_patches or processor.max_num_patches

@@ -43,9 +43,15 @@ def make_recording(
     """
     stages = source.tower(source.read(pictures))
     described = []
-    for name, picture, own in zip(names, pictures, stages):
-        size = [picture.height, picture.width]
-        described.append({"name": name, "size": size, "grid": own["grid"].tolist()})
+    for number, (name, picture, own) in enumerate(zip(names, pictures, stages)):
+        described.append(
+            {
+                "file": f"pictures/{number:03}.png",
+                "name": name,
+                "size": [picture.height, picture.width],
+                "grid": own["grid"].tolist(),
+            }
+        )
     limits = [{"name": stage, "limits": {"float32": float32_limits(stage)}} for stage in stages[0]]
     # Pixels are (byte / 255 - mean) / std: what is made of black and of white tells both.
     ends = source.read([Image.new("RGB", (64, 64), colour) for colour in ("black", "white")])
@@ -112,7 +118,7 @@ def wider(
     """A stage's limits by measure, those beyond float32's: ``room`` times what the worst picture has."""
     limits = float32_limits(stage)
     reference = [own[stage] for own in right]
-    port = {picture: own[stage] for picture, own in enumerate(ours)}
+    port = dict(enumerate(own[stage] for own in ours))
     compared = Stage(stage, reference, port, std, limits)
     for picture, numbers in enumerate(reference):
         for measure, off in compared.differences(picture, numbers).items():

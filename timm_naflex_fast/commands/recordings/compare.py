@@ -18,23 +18,19 @@ class Comparison:
 
     Attributes:
         rows: one for each stage that the port wrote, in the order in which data flows.
-        reason: why the first one parts that does; None where none does.
+        first: that of the first stage at which any picture is beyond rounding, or None.
+        reason: why it parts there; None where none does.
         precision: the port's, as it was said.
         missing: the pictures that lack a stage which the port wrote of another one.
         not_written: the stages that the port wrote of no picture.
     """
 
     rows: Sequence[Row]
+    first: Row | None
     reason: Reason | None
     precision: str
     missing: Sequence[int]
     not_written: Sequence[str]
-
-    @property
-    def first(self) -> Row | None:
-        """The first stage at which any picture is beyond rounding."""
-        parting = (row for row in self.rows if row.parting)
-        return next(parting, None)
 
 
 def compare_folders(
@@ -67,6 +63,9 @@ def compare_recordings(
     """Compare the stages that a port made of each picture with a recording."""
     stages = stages_at(precision, reference, port)
     rows = [stage.row() for stage in stages]
+    written = {row.stage for row in rows}
+    not_written = [name for name in reference.order if name not in written]
+    first = None
     reason = None
     if any(row.parting for row in rows):
         # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
@@ -76,12 +75,13 @@ def compare_recordings(
         place = is_beyond.index(True)
         if not rows[place].parting:
             rows[place] = nearly[place]
-        reason = reason_of(stages[place:], rows[place].parting, reference, port, precision)
-    written = {row.stage for row in rows}
+        first = rows[place]
+        reason = reason_of(stages[place:], first.parting, reference, not_written, precision)
     return Comparison(
         rows,
+        first,
         reason,
         precision,
         missing=[picture for picture, own in enumerate(port) if written - own.keys()],
-        not_written=[name for name in reference.order if name not in written],
+        not_written=not_written,
     )

@@ -33,7 +33,6 @@ KERNELS = [
     ("bicubic", -0.75),
     ("nearest", None),
 ]
-COEFFICIENTS = {None: "", -0.5: "coefficient -0.5", -0.75: "coefficient -0.75"}
 # antialias, outside: in words, where it is not what PyTorch does
 BORDERS = {
     (True, "dropped"): "",
@@ -103,9 +102,11 @@ class Convention(NamedTuple):
         >>> Convention("bicubic", -0.75, antialias=False, outside="dropped").words()
         'bicubic, coefficient -0.75, no antialiasing, taps outside dropped'
         """
+        mode = self.mode
+        if self.cubic_coefficient:
+            mode += f", coefficient {self.cubic_coefficient}"
         said = [
-            self.mode,
-            COEFFICIENTS[self.cubic_coefficient],
+            mode,
             SMOOTHING[self.antialias],
             BORDERS[self.antialias, self.outside],
             POSITIONS[self.align_corners, self.positions],

@@ -108,15 +108,13 @@ def read_arrays(file: Path) -> dict[str, Array]:
     Raises:
         Unusable: there is no such file; it is cut off, has too many bytes, or holds something else.
     """
-    reader = READERS.get(file.suffix.lower())
-    if reader is None:
-        raise Unusable(f"{file} must end with {', '.join(READERS)}")
     check_is_file(file)
     try:
+        reader = READERS[file.suffix.lower()]
         return reader(file)
     except Exception as problem:  # each reader has errors of its own for a damaged file
         raise Unusable(
-            f"{file} is no whole file of arrays ({problem!r}); write it again"
+            f"{file} is no whole file of arrays ({problem!r}); valid: {', '.join(READERS)}"
         ) from problem
 
 
@@ -168,8 +166,7 @@ def read_recording(folder: Path) -> Recording:
     found = read_arrays(folder / "stages.safetensors")
     table = found.pop(TABLE)
     order = [stage["name"] for stage in about["stages"]]
-    nothing: Stages = {}
-    stages = read_stages(found, order, [nothing] * len(about["pictures"]), folder)
+    stages = read_stages(found, order, [{} for _ in about["pictures"]], folder)
     for own, picture in zip(stages, about["pictures"]):
         if list(own) != order or own["grid"].tolist() != picture["grid"]:
             raise Unusable(
@@ -333,7 +330,7 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
     """Write a recording: the whole folder, or nothing.
 
     Args:
-        recording: what is written; its ``about`` gets the pictures' files.
+        recording: what is written.
         pictures: PIL images in RGB, in order.
         folder: takes the place of what is there.
 
@@ -350,17 +347,12 @@ def write_recording(recording: Recording, pictures: Sequence[Any], folder: Path)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".naflex-fast-") as made:
         part = Path(made, folder.name)
         (part / "pictures").mkdir(parents=True)
-        entries = []
-        for number, (picture, given) in enumerate(zip(pictures, recording.about["pictures"])):
-            name = f"pictures/{number:03}.png"
-            picture.save(part / name)
-            entries.append({"file": name, **given})
-        about = {**recording.about, "pictures": entries}
-        text = json.dumps(about, indent=1, ensure_ascii=False)
-        (part / "recording.json").write_text(text + "\n", encoding="utf-8")
+        for picture, described in zip(pictures, recording.about["pictures"]):
+            picture.save(part / described["file"])
+        about = json.dumps(recording.about, indent=1, ensure_ascii=False)
+        (part / "recording.json").write_text(about + "\n", encoding="utf-8")
         # safetensors' own ``save_file`` lets nobody else read the file.
         (part / "stages.safetensors").write_bytes(save(arrays))
         (part / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
-        if folder.exists():
-            shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)

@@ -68,7 +68,7 @@ def identify_resampling(
     return [(error, convention._asdict()) for error, convention in ranking]
 
 
-def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes, Array]:
+def checked(table: Any, size: Any, result: Any) -> tuple[Array, FrameSizes, Array]:
     """The arguments of ``identify_resampling`` as its sums take them.
 
     Returns:
@@ -88,8 +88,7 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
     if tokens.ndim == 3 and len(tokens) == len(sizes):
         # It may be padded: each image's own tokens come first.
         tokens = np.concatenate([image[:count] for image, count in zip(tokens, counts)])
-    if tokens.ndim > 2:
-        tokens = tokens.reshape(-1, tokens.shape[-1])
+    tokens = tokens.reshape(-1, tokens.shape[-1])
     if cells.ndim != 3 or tokens.shape != (sum(counts), cells.shape[2]):
         raise ValueError(
             f"table must be (H0, W0, C) and result ({sum(counts)}, C), channels last; got "
@@ -105,9 +104,9 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Array, FrameSizes
     return cells, sizes, tokens
 
 
-def _float64(name: str, tensor: Tensor) -> Array:
-    """The tensor's numbers in float64, on the host."""
-    numbers: Array = tensor.detach().cpu().double().numpy()
+def _float64(name: str, tensor: Any) -> Array:
+    """The numbers of a tensor or array in float64, on the host."""
+    numbers: Array = torch.as_tensor(tensor).detach().cpu().double().numpy()
     if not np.isfinite(numbers).all():
         raise ValueError(f"{name} must hold finite numbers")
     return numbers
@@ -163,7 +162,7 @@ def limit_of(precision: str, table: Array) -> float:
 
 
 def verdict(
-    reference: Convention, table: Tensor, size: Any, result: Tensor, precision: str = "float32"
+    reference: Convention, table: Any, size: Any, result: Any, precision: str = "float32"
 ) -> tuple[bool, list[str]]:
     """Whether a port follows the reference; and in lines how far it and the nearest ones are.
 
@@ -172,7 +171,7 @@ def verdict(
 
     Args:
         reference: the convention that is expected.
-        table: with size and result as for ``identify_resampling``.
+        table: with size and result as for ``identify_resampling``; arrays, too.
         size: see table.
         result: see table.
         precision: in which the port computes, or to which the table or the result was rounded.
@@ -181,14 +180,13 @@ def verdict(
         ValueError: as ``identify_resampling``; sizes that the reference does not allow.
     """
     cells, sizes, tokens = checked(table, size, result)
-    ranking = ranked(cells, sizes, tokens, distance)
-    if all(convention != reference for _, convention in ranking):
+    if reference not in conventions(sizes):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
+    ranking = ranked(cells, sizes, tokens, distance)
     error = distance(reference.tokens(cells, sizes), tokens)
     smallest, _ = ranking[0]
     limit = limit_of(precision, cells)
-    is_near = smallest + EXACT >= MUCH_NEARER * error
-    is_equal = error <= limit and is_near
+    is_equal = error <= limit and MUCH_NEARER * error <= smallest + EXACT
     if is_equal:
         first = "equal to the reference, within"
     elif smallest <= limit:

@@ -134,24 +134,25 @@ class Port:
         made: Stages = {}
         try:
             if start == "picture":
-                start = "pixels"
+                place = order.index("pixels")
                 read_picture = self.names["read_picture"]
                 grid, x = read_picture(picture, about["patch_size"], about["max_patches"])
                 made["grid"] = np.array(grid, np.int32)
             else:
+                place = order.index(start)
                 grid = right["grid"].astype(int)
-                before = order[order.index(start) - 1]
+                before = order[place - 1]
                 x = right[before].astype(np.float32)
             count = math.prod(grid)
             self.names.update(count=count, given=right)
-            for stage in order[order.index(start) :]:
-                step = self.names["step"]
+            step = self.names["step"]
+            for stage in order[place:]:
                 x = step(stage, x, grid, about, self.recording.table, self.weights)
                 x = x.astype(np.float32)
                 made[stage] = x
                 if stage != "pooled":
                     made[stage] = x[:count]  # without padding
-        except (ValueError, IndexError, KeyError, ZeroDivisionError):
+        except (ValueError, LookupError, ArithmeticError):
             pass
         return made
 
@@ -211,19 +212,14 @@ def with_mistakes(
         stage = min(shown, key=recording.order.index)
         showing = shown[stage]
         entries.append({**mistake._asdict(), "stage": stage, "pictures": list(showing)})
+        # Of a mistake of the picture the pixels, too: many give one grid.
+        wanted = {stage, "pixels", "pooled"}
         for number in list(showing)[:MOST]:
-            for name, numbers in kept(stage, showing[number]).items():
-                arrays[f"{mistake.name}/{number:03}.{name}"] = numbers
+            made = showing[number]
+            for name in wanted.intersection(made):
+                arrays[f"{mistake.name}/{number:03}.{name}"] = sampled(made[name])
     about = {**recording.about, "mistakes": entries, "mistakes_tried": len(pictures)}
     return replace(recording, about=about, mistakes=arrays)
-
-
-def kept(first: str, made: Stages) -> Stages:
-    """Of a mistake's stages what is kept; at the grid the pixels, too: many mistakes give one grid."""
-    wanted = {first, "pooled"}
-    if first == "grid":
-        wanted.add("pixels")
-    return {stage: sampled(made[stage]) for stage in made if stage in wanted}
 
 
 def first_shown(made: Stages, number: int, recording: Recording) -> str | None:

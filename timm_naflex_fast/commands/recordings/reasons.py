@@ -3,15 +3,15 @@
 Tests: tests/commands/recordings/test_compare.py.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from . import PRECISIONS
 from .conventions import Convention, conventions
-from .format import Array, Recording, Stages, sampled
-from .rule import Stage, stages_at
+from .format import Array, Recording, sampled
+from .rule import Stage
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
@@ -40,7 +40,7 @@ def reason_of(
     stages: Sequence[Stage],
     parting: Sequence[int],
     reference: Recording,
-    port: Sequence[Stages],
+    not_written: Sequence[str],
     precision: str,
 ) -> Reason:
     """Why a port parts at a stage.
@@ -49,10 +49,10 @@ def reason_of(
         stages: those that the port wrote, from the one on where it parts first.
         parting: the pictures that part there.
         reference: the recording.
-        port: the port's stages of each picture.
+        not_written: stages that the port did not write.
         precision: that of the port.
     """
-    tried = known_mistakes(stages, parting, reference, port)
+    tried = known_mistakes(stages, parting, reference, not_written)
     known = []
     for words, stage, numbers in tried:
         reason = reason_if(words, stage, parting, numbers)
@@ -66,14 +66,17 @@ def reason_of(
     if known:
         return min(known, key=distance)
     first = stages[0]
-    words = precision_hint(first.name, reference, port, precision)
+    words = precision_hint(first, reference, precision)
     if not words:
         words = describe(first, parting)
     return Reason(words, False, tuple(parting))
 
 
 def known_mistakes(
-    stages: Sequence[Stage], parting: Sequence[int], reference: Recording, port: Sequence[Stages]
+    stages: Sequence[Stage],
+    parting: Sequence[int],
+    reference: Recording,
+    not_written: Sequence[str],
 ) -> Iterator[tuple[str, Stage, Numbers]]:
     """Those that may be the reason: in words, at which stage they are looked at, what they give.
 
@@ -81,16 +84,14 @@ def known_mistakes(
     that did not write the former. At the position embedding the table may be resized in any way.
     """
     first = stages[0]
-    place = reference.order.index(first.name)
-    not_written = set(reference.order[:place]).difference(*port)
     looked_at = {**dict.fromkeys(not_written, stages[-1]), first.name: first}
     pixels = {one.name: one for one in stages}.get("pixels")
-    tried = set(range(reference.about["mistakes_tried"]))
+    tried = range(reference.about["mistakes_tried"])
+    parting_tried = set(parting).intersection(tried)
     for mistake in reference.about["mistakes"]:
         stage = looked_at.get(mistake["stage"])
         # It cannot be this one where a picture parts in which it does not show.
-        does_not_show = tried.difference(mistake["pictures"])
-        if stage is None or does_not_show.intersection(parting):
+        if stage is None or parting_tried.difference(mistake["pictures"]):
             continue
         name = mistake["name"]
         if stage.name == "grid":
@@ -103,9 +104,13 @@ def known_mistakes(
         yield mistake["words"], stage, recorded(name, stage, reference)
 
     if first.name == "position_embedding":
-        for convention in conventions([grid_of(reference, picture) for picture in first.port]):
+        grids = {}
+        for picture in first.port:
+            h, w = reference.about["pictures"][picture]["grid"]
+            grids[picture] = (1, h, w)
+        for convention in conventions(list(grids.values())):
             words = f"the table is resampled otherwise: {convention.words()}"
-            yield words, first, resized(convention, first, reference)
+            yield words, first, resized(convention, grids, reference)
 
 
 def recorded(name: str, stage: Stage, reference: Recording) -> Numbers:
@@ -116,18 +121,13 @@ def recorded(name: str, stage: Stage, reference: Recording) -> Numbers:
             yield picture, reference.mistakes[key]
 
 
-def resized(convention: Convention, stage: Stage, reference: Recording) -> Numbers:
-    """The position embeddings of the port's pictures, if the table is resized by a convention."""
-    table = np.asarray(reference.table, np.float64)
-    for picture in stage.port:
-        added = convention.tokens(table, [grid_of(reference, picture)])
+def resized(
+    convention: Convention, grids: Mapping[int, tuple[int, int, int]], reference: Recording
+) -> Numbers:
+    """The position embeddings of pictures of these grids, if the table is resized by a convention."""
+    for picture, grid in grids.items():
+        added = convention.tokens(reference.table, [grid])
         yield picture, reference.stages[picture]["patch_embedding"] + added
-
-
-def grid_of(reference: Recording, picture: int) -> tuple[int, int, int]:
-    """One frame, and the picture's rows and columns."""
-    h, w = reference.about["pictures"][picture]["grid"]
-    return 1, h, w
 
 
 def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers) -> Reason | None:
@@ -153,16 +153,19 @@ def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers
     return Reason(words, True, tuple(found), max(found.values()))
 
 
-def precision_hint(first: str, reference: Recording, port: Sequence[Stages], precision: str) -> str:
-    """Which wider precisions' rounding explains the first stage that parts, in words; or nothing."""
+def precision_hint(stage: Stage, reference: Recording, precision: str) -> str:
+    """Which wider precisions' rounding explains a stage that parts, in words; or nothing."""
     names = []
+    by_precision = reference.limits[stage.name]
     place = PRECISIONS.index(precision)
     for wider in PRECISIONS[place + 1 :]:
-        if wider not in reference.limits[first]:
+        if wider not in by_precision:
             continue  # those of ``drift --against``, which is in float32
-        for stage in stages_at(wider, reference, port):
-            if stage.name == first and not stage.row().parting:
-                names.append(wider)
+        limits = dict(stage.limits)
+        for measure, limit in by_precision[wider].items():
+            limits[measure] += limit - by_precision[precision][measure]
+        if not replace(stage, limits=limits).row().parting:
+            names.append(wider)
     if not names:
         return ""
     which = " or ".join(names[:-1] or names)  # the last one is the widest
@@ -181,8 +184,7 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
         return f"the grid is {ours.astype(int).tolist()}, not {theirs.astype(int).tolist()}"
     # The factor by which the reference's numbers come nearest to the port's.
     factor = np.vdot(ours, theirs) / np.vdot(theirs, theirs)
-    limits = [stage.worst(one, factor * stage.reference[one]).limits for one in parting]
-    if max(limits) <= 1:
+    if all(stage.worst(one, factor * stage.reference[one]).limits <= 1 for one in parting):
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
     for measure, off in stage.differences(picture, theirs).items():

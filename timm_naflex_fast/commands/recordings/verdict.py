@@ -16,7 +16,7 @@ def cells(row: Row) -> dict[str, str]:
         "stage": row.stage,
         "measured by": row.measure,
         "difference": f"{row.share:.1e}",
-        "limit": f"{row.limit:.1e}",  # inf: not judged
+        "limit": f"{row.limit:.1e}",
         "pictures beyond it": f"{len(row.parting)} of {row.compared}",
     }
 

@@ -46,8 +46,7 @@ def reread(weights: Weights, *ends: str) -> Weights:
     """Weights whose kernels (outputs, inputs) are read as (inputs, outputs): squares transposed."""
 
     def read(kernel: Array) -> Array:
-        swapped = kernel.shape[::-1]
-        return kernel.reshape(swapped).T
+        return kernel.reshape(kernel.shape[::-1]).T
 
     return changed(weights, read, ends)
 

@@ -93,7 +93,7 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
     """
     valid = batch["patch_valid"]
     dtype = next(model.parameters()).dtype
-    watched = recorded({"tokens": model.embeds, "output": model.head_drop})
+    watched = recorded({model.embeds: "tokens", model.head_drop: "output"})
     with watched as found, use(mode, model), torch.inference_mode():
         logits = model(batch["patches"].to(dtype), batch["patch_coord"], valid)
     for what, values in found.items():
