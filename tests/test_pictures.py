@@ -9,8 +9,7 @@ from PIL import Image
 from timm.models.naflexvit import NaFlexVitCfg
 
 from tests.support.oracles import seeded, small_vit
-from timm_naflex_fast.commands.measure.export import describe
-from timm_naflex_fast.pictures import patches_of
+from timm_naflex_fast.pictures import patches_of, settings_of
 
 
 def picture(height, width, mode="RGB"):
@@ -29,7 +28,7 @@ if hasattr(NaFlexVitCfg, "patchify_channels_last"):
 def test_a_model_gets_from_patches_what_it_gets_from_the_plain_image(order, channels, mode):
     """A picture that is cut as it is: timm's own model cuts plain images in its own order."""
     model = small_vit(in_chans=channels, patch_size=(4, 8), **order).eval()
-    settings = describe(model) | {"max_seq_len": "15"}
+    settings = settings_of(model) | {"max_seq_len": "15"}
     image = picture(12, 40, mode)  # 3 x 5 patches
 
     inputs = patches_of([image], settings)
@@ -52,7 +51,7 @@ def test_a_model_gets_from_patches_what_it_gets_from_the_plain_image(order, chan
     ],
 )
 def test_what_cannot_be_cut_is_named(pictures, change, error, says):
-    settings = describe(small_vit(in_chans=3)) | {"max_seq_len": "30"} | change
+    settings = settings_of(small_vit(in_chans=3)) | {"max_seq_len": "30"} | change
     settings = {name: text for name, text in settings.items() if text is not None}
     with pytest.raises(error, match=says):
         patches_of(pictures, settings)

@@ -62,7 +62,7 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, cap
     out, err = capsys.readouterr()
     assert "weights: random" in out
     assert report["headline"] in out
-    assert "skipped, not readable as images: 1 (broken.png: " in err
+    assert "skipped, not readable as images: 1; broken.png: " in err
     assert "measuring" not in err  # progress is for terminals
 
 

@@ -22,8 +22,9 @@ def check_model_options(options: argparse.Namespace) -> None:
         RuntimeError: a checkpoint that is not there, or a folder without weights.
     """
     if not options.model:
-        example = "naflexvit_base_patch16_siglip.v2_webli"
-        raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
+        raise ValueError(
+            "a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli"
+        )
     if options.checkpoint:
         with load_errors(f"the checkpoint {options.checkpoint}"):
             find_weights(options.checkpoint)
@@ -50,5 +51,4 @@ def announce(text: str) -> None:
 def announce_skipped(skipped: Sequence[str]) -> None:
     """Say in one line on stderr how many files could not be read, and why the first ones."""
     if skipped:
-        reasons = "; ".join(skipped[:SHOWN])
-        announce(f"skipped, not readable as images: {len(skipped):,} ({reasons})")
+        announce(f"skipped, not readable as images: {len(skipped):,}; {'; '.join(skipped[:SHOWN])}")

@@ -6,9 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ... import __version__
+from ...pictures import settings_of
 from ...text_table import table
-from ..measure.images import check_takes_patches
-from ..measure.models import add_model_arguments
+from ..measure.images import check_input
+from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import check_writable, positive, printable, provenance, require
 from .checks import announce, check_model_options, load_as_chosen
 
@@ -65,20 +67,30 @@ def export(options: argparse.Namespace) -> int:
     runtimes = runtimes_for(out)
     check_writable(out)
     model, weights = load_as_chosen(options)
+    import timm
+    import torch
+
     from ..measure import export as work
 
-    metadata = {"model": options.model, "weights": weights, **work.describe(model)}
+    check_input(model, options.size)
+    metadata = {
+        "model": options.model,
+        "weights": weights,
+        "weights_sha256": fingerprint(model),
+        "timm_naflex_fast": __version__,
+        "timm": timm.__version__,
+        "torch": torch.__version__,
+        **settings_of(model),
+    }
+    # Plain images of one size have no choice of it.
     if options.size is None:
-        check_takes_patches(model)
-        # Plain images of one size have no choice of it.
         metadata["max_seq_len"] = str(options.max_seq_len)
-    else:
-        check_size(model, options.size)
     announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
     checks, is_right = work.export(model, out, runtimes, options.size, metadata)
     file = printable(out)
-    found = {"file": file, "metadata": metadata, "checks": checks, "written": is_right}
-    options.figures.update(provenance(options.command), **found)
+    options.figures.update(
+        provenance(options.command), file=file, metadata=metadata, checks=checks, written=is_right
+    )
     print(f"{options.model}; weights: {weights}")
     _show(checks)
     if not is_right:
@@ -89,17 +101,6 @@ def export(options: argparse.Namespace) -> int:
     if is_siglip2 and metadata["interpolation"] != "bilinear":
         print(FILTER.format(filter=metadata["interpolation"]))
     return 0
-
-
-def check_size(model: Any, size: Sequence[int]) -> None:
-    """Find out whether a model's patches fill plain images of a size.
-
-    Raises:
-        ValueError: they do not.
-    """
-    high, wide = model.embeds.patch_size
-    if size[0] % high or size[1] % wide:
-        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 
 def _show(checks: Sequence[dict[str, Any]]) -> None:

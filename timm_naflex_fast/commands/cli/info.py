@@ -49,6 +49,7 @@ def info(options: argparse.Namespace) -> int:
     rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; GPUs: {seen}"
     for name, value in rows.items():
         print(f"{name:<17} {value}")
-    print(status(), end="\n\n")
-    print("This is about this process. In another one, print(timm_naflex_fast.status()) there.")
+    print(
+        f"{status()}\n\nThis is about this process. In another one, print(timm_naflex_fast.status())."
+    )
     return 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ... import __version__
 from ...names import did_you_mean
@@ -118,8 +118,7 @@ def call(
 @contextmanager
 def _figures(options: argparse.Namespace) -> Iterator[None]:
     """Inside, a command fills ``options.figures``; then they go where ``options.json`` names."""
-    figures: dict[str, Any] = {}
-    options.figures = figures
+    options.figures = {}
     file = getattr(options, "json", None)
     words = sys.stdout
     if file == "-":
@@ -130,8 +129,8 @@ def _figures(options: argparse.Namespace) -> Iterator[None]:
         with redirect_stdout(words):
             yield
     finally:
-        if figures and file == "-":
-            sys.stdout.write(to_json(figures))
-        elif figures and file:
-            Path(file).write_text(to_json(figures), encoding="utf-8")
+        if options.figures and file == "-":
+            sys.stdout.write(to_json(options.figures))
+        elif options.figures and file:
+            Path(file).write_text(to_json(options.figures), encoding="utf-8")
         sys.stdout.flush()

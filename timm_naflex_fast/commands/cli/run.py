@@ -41,18 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="an error where the library's own code would run instead",
     )
-    several = "what to patch (timm); repeat it for several"
-    parser.add_argument("--library", action="append", choices=list(HOOKED_MODULES), help=several)
+    parser.add_argument(
+        "--library",
+        action="append",
+        choices=HOOKED_MODULES,
+        help="what to patch (timm); repeat it for several",
+    )
     parser.add_argument(
         "-m",
         "--module",
         action="store_true",
         help="SCRIPT is the name of a module, as in python -m",
     )
-    what = (
-        "what python runs (a file, a folder, a zip, or -) or a command (torchrun), then its words"
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        nargs=argparse.PARSER,
+        help="what python runs (a file, a folder, a zip, or -) or a command (torchrun), then its "
+        "words",
     )
-    parser.add_argument("script", metavar="SCRIPT", nargs=argparse.PARSER, help=what)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,14 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor
 
-from ... import __version__, enable
-from ...pictures import settings_of
+from ... import enable
 from .bench.model import random_batch
-from .models import fingerprint
 
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Any]
@@ -90,20 +87,6 @@ def position_embeddings(model: Any) -> Any:
         if not name.startswith("pos_embed"):
             parameter.data.zero_()
     return embeds
-
-
-def describe(model: Any) -> dict[str, str]:
-    """What a file says of its model: versions, weights, and how pictures become its input.
-
-    Texts by their names; :func:`timm_naflex_fast.pictures.patches_of` reads them.
-    """
-    return {
-        "weights_sha256": fingerprint(model),
-        "timm_naflex_fast": __version__,
-        "timm": timm.__version__,
-        "torch": torch.__version__,
-        **settings_of(model),
-    }
 
 
 def export(
@@ -211,15 +194,15 @@ def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Te
 
     Infinity where a runtime gives another shape or dtype: a difference would broadcast, and be 0.
     """
-    found = []
+    largest = torch.zeros(())
     for inputs, want in zip(batches, wanted):
         output = torch.as_tensor(run(inputs))
         if (output.shape, output.dtype) != (want.shape, want.dtype):
             return math.inf
         # What has no embeddings at all is 0 everywhere, and must be so in the file.
-        largest = want.abs().max().clamp(min=1e-12)
-        found.append((output - want).abs().max() / largest)
-    return torch.stack(found).max().item()
+        scale = want.abs().max().clamp(min=1e-12)
+        largest = torch.maximum(largest, (output - want).abs().max() / scale)
+    return largest.item()
 
 
 def _torch(file: Path, program: Any) -> dict[str, Run]:

@@ -1,6 +1,6 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
@@ -85,24 +85,29 @@ def eval_settings(model: Any, max_seq_len: int, interpolation: str | None = None
     Raises:
         ValueError: the model takes no patches.
     """
-    check_takes_patches(model)
+    check_input(model)
     settings = settings_of(model) | {"max_seq_len": str(max_seq_len)}
     if interpolation:
         settings["interpolation"] = interpolation
     return settings
 
 
-def check_takes_patches(model: Any) -> None:
-    """Find out whether a NaFlexVit takes patches.
+def check_input(model: Any, size: Sequence[int] | None = None) -> None:
+    """Find out whether a NaFlexVit takes patches, or plain images of ``size``, (height, width).
 
     Raises:
-        ValueError: it takes plain images alone.
+        ValueError: it does not.
     """
-    if not model.embeds.is_linear:
-        raise ValueError(
-            "the model's patch embedding is a convolution, which takes no patches; valid: "
-            "embed_proj_type='linear', or export --size H W"
-        )
+    if size is None:
+        if not model.embeds.is_linear:
+            raise ValueError(
+                "the model's patch embedding is a convolution, which takes no patches; valid: "
+                "embed_proj_type='linear', or export --size H W"
+            )
+        return
+    high, wide = model.embeds.patch_size
+    if size[0] % high or size[1] % wide:
+        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 
 def photos() -> list[Source]:

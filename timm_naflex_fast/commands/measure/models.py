@@ -152,9 +152,8 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     file = find_weights(path)
     library, tensors, options = read_checkpoint(file, given)
     # First with the file's own head, so that all of it has to fit.
-    own = 0
-    if tensors:
-        own = len(tensors.get("head.weight", ()))
+    head = (tensors or {}).get("head.weight", ())
+    own = len(head)
     model = timm.create_model(name, **options | given | {"num_classes": own})
     if tensors:
         model.load_state_dict(checkpoint_filter_fn(tensors, model))

@@ -85,7 +85,7 @@ def to_json(record: Mapping[str, Any]) -> str:
     """``record`` as one JSON object; what is no number there (infinity, NaN) is null."""
     # Python writes Infinity and NaN, which no other reader of JSON takes.
     plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
-    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+    return json.dumps(plain, indent=1) + "\n"
 
 
 def provenance(command: str) -> dict[str, Any]:

@@ -112,12 +112,11 @@ def count_graphs(
         step(compiled, batch)
         seconds.append(now() - start)
         graphs.append(counters["stats"]["unique_graphs"])
-    counts: Figures = {
+    return {
         "graphs": graphs[-1],
         "breaks": sum(counters["graph_break"].values()),
         "graphs after the first batch": graphs[-1] - graphs[0],
-    }
-    return counts, seconds
+    }, seconds
 
 
 def chosen(mode: Any, model: Any) -> AbstractContextManager[Any]:
@@ -156,7 +155,7 @@ def random_batch(model: Any, grids: Sequence[Grid], length: int = 0) -> Batch:
     pixels = model.embeds.in_chans * math.prod(model.embeds.patch_size)
     with next(model.parameters()).device:
         coord = coordinates(grids, length)
-        lengths = torch.tensor([h * w for h, w in grids])
+        lengths = torch.tensor(grids).prod(1)
         return {
             "patches": torch.randn(*coord.shape[:2], pixels),
             "patch_coord": coord,

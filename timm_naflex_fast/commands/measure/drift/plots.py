@@ -47,7 +47,7 @@ def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
     for axes, name in zip(figure.axes, modes):
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
-        axes.set_ylim(0, 115 * largest or 1.0)  # percent
+        axes.set_ylim(0, 115 * largest)  # percent
         axes.set_title(name)
     figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize="medium")
     figure.supylabel("tokens off by, RMS (%)", fontsize="medium")

@@ -83,7 +83,7 @@ def write(record: Mapping[str, Any], folder: str | Path) -> None:
     Raises:
         OSError: one cannot be written.
     """
-    from jinja2 import Environment, FileSystemLoader
+    from jinja2 import Template
 
     from .plots import curves, svg
 
@@ -93,9 +93,8 @@ def write(record: Mapping[str, Any], folder: str | Path) -> None:
         # A mode that gives timm's result has no difference to show.
         if not is_exact(survey, name):
             plots[name] = svg(curves(survey["grids"], [name]))
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    template = environment.get_template("report.html.j2")
-    page = template.render(record, rows=rows(survey), plots=plots)
+    form = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
+    page = Template(form, autoescape=True).render(record, rows=rows(survey), plots=plots)
     Path(folder, "report.json").write_text(to_json(record), encoding="utf-8")
     html = Path(folder, "report.html")
     html.write_text(page, encoding="utf-8", errors="backslashreplace")
