@@ -124,7 +124,7 @@ def status(model: nn.Module | None = None) -> Status:
             notes.append(SHARED_GRAPHS)
         return Status(
             flags=flags,
-            models=tuple(own),
+            models=tuple(own) if model is None else (),
             replaced=replaced,
             timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch=torch.__version__,
