@@ -1,4 +1,7 @@
-"""The README: its figures are those of the committed result file, its commands and names exist."""
+"""The README and the pages: links lead somewhere, and code runs as written.
+
+That figures are those of the result files, CI asks by tools/pages.py --check.
+"""
 
 import doctest
 import re

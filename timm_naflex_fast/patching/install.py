@@ -234,12 +234,13 @@ def enable(
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
-    places: dict[Library, list[Any]] = {}
+    places: dict[Library, list[Any]] = {}  # modules, or the library itself
     if model is None:
-        for name in (library,) if isinstance(library, str) else library:
+        names = (library,) if isinstance(library, str) else library
+        for name in names:
             check_name("library", name, LIBRARIES)
-            named = _import_library(name, all_parts=True)
-            places[named] = [named]
+            whole = _import_library(name, all_parts=True)
+            places[whole] = [whole]
     else:
         places = modules_of(model)
     for each in places:
