@@ -39,6 +39,7 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
     assert titles == [f"{race}, B=2, float32, {NAME}, cpu" for race in races]
     record = json.loads(file.read_text())
     assert record["command"].endswith(f"--json {file}")
+    assert {"commit", "date", "machine", "python", "torch", "timm"} < {*record}
     assert [one["contender"] for one in record["rows"]] == ["stock", "matmul"] * 4
     for stock, ours in zip(record["rows"][::2], record["rows"][1::2]):
         assert ours["times_faster"] == stock["median_ms"] / ours["median_ms"]
