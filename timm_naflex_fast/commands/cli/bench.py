@@ -28,22 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=positive,
         default=[256],
-        help="most patches per image, to which batches are padded; several: one after the other; "
-        "default: 256",
+        help="most patches per image, to which batches are padded; several: one after the other "
+        "(256)",
     )
-    add("--batch-size", type=positive, default=8, help="images in a batch; default: 8")
+    add("--batch-size", type=positive, default=8, help="images in a batch (8)")
     add(
         "--dtype",
         choices=DTYPES,
         default="float32",
-        help="of autocast; default: float32, which is without autocast",
+        help="of autocast (float32: without autocast)",
     )
     add(
         "--phase",
         nargs="+",
         choices=PHASES,
         default=PHASES,
-        help="a training step, or an inference; default: both",
+        help="a training step, or an inference (both)",
     )
     add(
         "--modes",
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=MODES,
         default=[BASELINE, "matmul"],
-        help=f"of {' '.join(MODES)}; default: stock matmul",
+        help=f"of {' '.join(MODES)} (stock matmul)",
     )
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (cpu)")
     add(
         "--compile",
         action="store_true",

@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add = parser.add_argument
-    add(
-        "--images", metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)"
-    )
+    add("--images", metavar="DIR", help="folder of images (scikit-image's photos, cropped)")
     add(
         "--max-seq-len",
         type=positive,

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         type=positive,
         metavar=("H", "W"),
-        help="export for plain images of this size, in pixels; default: for NaFlex batches of any "
-        "grids and lengths",
+        help="export for plain images of this size, in pixels (NaFlex batches of any grids and "
+        "lengths)",
     )
     parser.add_argument(
         "--max-seq-len",

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
     parser = Parser(
         "naflex-fast",
-        description="Fast and exact resampling.",
+        description="timm's NaFlexViT, compiled and exported with its own embeddings; ports, compared.",
         epilog=LIST,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

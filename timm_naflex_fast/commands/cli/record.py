@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the folder of the recording")
     add("--force", action="store_true", help="replace the folder if it is there")
-    add("--images", metavar="DIR", help="folder of images (default: 5 of scikit-image's photos)")
+    add("--images", metavar="DIR", help="folder of images (5 of scikit-image's photos)")
     add(
         "--library",
         choices=("timm", "transformers"),
