@@ -22,9 +22,9 @@ TAKEN = {
 }
 # Files of a folder, of which none is taken, and what is said.
 REFUSED = {
-    "0 files of weights in .*, not one: $": ["notes.txt"],
-    "2 files of weights in .*, not one: ema.pt, last.pt": ["ema.pt", "last.pt"],
-    f"2 files of weights in .*, not one: {', '.join(SHARDS)}": SHARDS,
+    "must hold one file of weights; found: none": ["notes.txt"],
+    "must hold one file of weights; found: ema.pt, last.pt": ["ema.pt", "last.pt"],
+    f"must hold one file of weights; found: {', '.join(SHARDS)}": SHARDS,
 }
 
 

@@ -59,7 +59,7 @@ def find_weights(path: str | Path) -> Path:
     if len(found) == 1:
         return found[0]
     names = ", ".join(str(file.relative_to(named)) for file in found)
-    raise ValueError(f"{len(found)} files of weights in the folder {named}, not one: {names}")
+    raise ValueError(f"the folder {named} must hold one file of weights; found: {names or 'none'}")
 
 
 def read_tensors(file: Path) -> Tensors:
