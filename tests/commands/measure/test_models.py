@@ -31,7 +31,7 @@ NO_WEIGHTS = {
         b"no weights",
         *map(pickled, (torch.ones(1), {7: torch.ones(2)})),
     ],
-    "last.safetensors": [b"", save({"embeds.pos_embed": torch.ones(100, 100)})[:20_000]],
+    "last.safetensors": [b"", save({}), save({"embeds.pos_embed": torch.ones(100, 100)})[:20_000]],
     "pytorch_model.bin": [b"GGUF\x03\0\0\0", b"version https://git-lfs.github.com/spec/v1"],
     "last.npz": [b"PK\3\4cut"],
     "model.safetensors.index.json": [b"{", b"[]", b"{}"],

@@ -155,10 +155,10 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     head = (tensors or {}).get("head.weight", ())
     own = len(head)
     model = timm.create_model(name, **options | given | {"num_classes": own})
-    if tensors:
-        model.load_state_dict(checkpoint_filter_fn(tensors, model))
-    else:
+    if tensors is None:
         model.load_pretrained(str(file))
+    else:
+        model.load_state_dict(checkpoint_filter_fn(tensors, model))
     classes = given.get("num_classes", own)
     if classes != own:
         model.reset_classifier(classes)
