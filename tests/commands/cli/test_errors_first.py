@@ -39,7 +39,7 @@ WRONG = {
     "bench": "a model is needed: --model NAME",
     "export --out m.pt2": "a model is needed: --model NAME",
     "drift MODEL --checkpoint no.pth": "no.pth cannot be loaded .no file or folder no.pth, and no such model in the hub's cache.; --checkpoint FILE takes",
-    "bench MODEL --checkpoint empty": "the folder empty must hold one file of weights; found: none.; --checkpoint FILE takes",
+    "bench MODEL --checkpoint empty": "0 files of weights in the folder empty, not one:.; --checkpoint FILE takes",
     "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
     "drift MODEL --images nowhere": "nowhere is not a folder of images",
     "drift MODEL --images empty": "empty is not a folder of images",
@@ -56,7 +56,7 @@ WRONG = {
     "identify no.safetensors": "no.safetensors",
     "identify good": "there is no file good",
     "identify file.txt": "file.txt is no whole file of arrays .*; valid: .safetensors, .npz, .npy",
-    "identify table.safetensors": "no array result in table.safetensors",
+    "identify table.safetensors": "no array result in table.safetensors; there is table",
     "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
     "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
     "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",
@@ -73,6 +73,7 @@ RIGHT = {
     "drift MODEL --images good": f"loading {NAFLEX} ...",
     "bench MODEL": f"loading {NAFLEX} ...",
     "export MODEL --out m.pt2": f"loading {NAFLEX} ...",
+    "identify ported.safetensors": "comparing with what is known ",
     "info": "looking at this installation ",
 }
 
@@ -86,6 +87,8 @@ def folder(tmp_path_factory):
     Image.new("RGB", (40, 30)).save(folder / "good" / "photo.png")
     (folder / "file.txt").write_text("text")
     save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
+    ported = {name: torch.ones(2, 2) for name in ("table", "sizes", "result")}
+    save_file(ported, folder / "ported.safetensors")
     return folder
 
 

@@ -141,22 +141,18 @@ def test_on_a_full_disk_nothing_is_left(record, tmp_path):
     assert list(folder.iterdir()) == []
 
 
-DESIGN = "is of another design than SigLIP-2's; valid: pixels from -1 to 1 "
 OTHER_TOWERS = {
-    "pos_embed=none": DESIGN,
-    "reg_tokens=4": DESIGN,
-    "pretrained_cfg_overlay={'mean':(0.4,0.5,0.5)}": DESIGN,
+    "pos_embed=none": "only it or Siglip2's tower has: ['embeds.pos_embed'",
+    "reg_tokens=4": "only it or Siglip2's tower has: ['embeds.reg_token'",
     "pos_embed_grid_size=(4,6)": "its position table has 4 x 6 cells",
 }
 
 
 @pytest.mark.parametrize("other", OTHER_TOWERS)
-def test_another_tower_is_told_and_may_be_recorded_without_mistakes(other, record):
+def test_another_tower_is_told(other, record):
     status, said, out = record(*MODEL, *SMALL, other)
     assert status == 2 and OTHER_TOWERS[other] in said
     assert not out.exists()
-    status, _, _ = record(*MODEL, *SMALL, other, "--no-mistakes")
-    assert status == (2 if OTHER_TOWERS[other] == DESIGN else 0)
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,8 @@ def compare(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
     print(f"\ntimm's own code against {source.words}, from {options.stage_from}")
     print(table([cells(row) for row in found[BASELINE].rows]))
     for name, comparison in found.items():
-        print(f"timm with {name} and {options.against}: {'; '.join(sentences(comparison))}")
+        who = "timm" if name == BASELINE else f"timm with {name}"
+        print(f"{who} and {options.against}: {'; '.join(sentences(comparison))}")
     figures = {name: as_json(comparison) for name, comparison in found.items()}
     return {
         **figures.pop(BASELINE),

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .checks import announce
 from .compare import add_precision
 
 NEEDED = ("result", "table", "sizes")
@@ -60,7 +61,9 @@ def identify(options: argparse.Namespace) -> int:
         arrays.update(read_arrays(Path(file)))
     missing = [name for name in NEEDED if name not in arrays]
     if missing:
-        raise ValueError(f"no array {missing[0]} in {', '.join(options.files)}")
+        given = ", ".join(options.files)
+        raise ValueError(f"no array {missing[0]} in {given}; there is {', '.join(arrays)}")
+    announce("comparing with what is known ...")
     from ..recordings.conventions import Convention
     from ..recordings.identify import verdict
 

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..measure import images
 from ..measure.models import add_model_arguments, fingerprint
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mistakes.add_argument(
         "--no-mistakes",
         action="store_true",
-        help="the stages alone, without known mistakes, which are of SigLIP-2's own tower",
+        help="the stages alone, without known mistakes",
     )
     mistakes.add_argument(
         "--mistakes",
@@ -53,8 +52,8 @@ def record(options: argparse.Namespace) -> int:
     """Write a recording of a named model on images.
 
     Raises:
-        ValueError: no model or no images, options that do not go together, or mistakes of another
-            tower than SigLIP-2's.
+        ValueError: no model or no images, options that do not go together, or another tower than
+            SigLIP-2's.
         FileExistsError: the folder is there, and no ``--force``.
         RuntimeError: the weights cannot be loaded, or transformers is not installed.
     """
@@ -66,16 +65,15 @@ def record(options: argparse.Namespace) -> int:
     else:
         sources = images.photos()[::DEFAULT]
     model, weights = load_as_chosen(options)
-    check_model(options, model)
     from ..measure.pipelines import siglip2_weights, timm_source
     from ..measure.record import make_recording, with_limits
     from ..recordings.format import write_recording
     from ..recordings.mistakes import TRIED, mistakes_of, with_mistakes
 
+    tensors = siglip2_weights(model)
     tried = []
     if not options.no_mistakes:
         tried = mistakes_of(len(model.blocks), options.mistakes)
-        tensors = siglip2_weights(model)
     if options.library == "timm":
         length = options.max_seq_len or LENGTH
         source = timm_source(model, length, options.interpolation)
@@ -119,21 +117,3 @@ def check(options: argparse.Namespace, out: Path) -> None:
         if options.interpolation:
             raise ValueError("--interpolation goes with --library timm")
         require("--library transformers", *NEEDED)
-
-
-def check_model(options: argparse.Namespace, model: Any) -> None:
-    """Refuse a model of which there is no recording.
-
-    Raises:
-        ValueError: its pixels do not go from -1 to 1, it has other tokens than those of patches, or no
-            position table.
-    """
-    from timm.data import resolve_data_config
-
-    config = resolve_data_config({}, model=model)
-    is_siglip2 = {*config["mean"], *config["std"], model.num_prefix_tokens} == {0.5, 0}
-    if not is_siglip2 or model.embeds.pos_embed is None:
-        raise ValueError(
-            f"{options.model} is of another design than SigLIP-2's; valid: pixels from -1 to 1 (mean "
-            "and deviation all 0.5), tokens of patches alone, pos_embed=learned"
-        )

@@ -51,8 +51,8 @@ def against_transformers(
             # Only now a reason is needed, and no mistake behind this stage is one.
             order = ["picture", *reference.order]
             possible = order[: order.index(first.stage) + 1]
-            mistakes = mistakes_of(len(source.model.blocks))
-            mistakes = [mistake for mistake in mistakes if mistake.start in possible]
+            every = mistakes_of(len(source.model.blocks))
+            mistakes = [mistake for mistake in every if mistake.start in possible]
             weights = siglip2_weights(source.model)
             known = with_mistakes(reference, weights, pictures[:TRIED], mistakes)
             found[name] = compare_recordings(known, port)

@@ -26,9 +26,6 @@ from .images import eval_settings
 from .models import load_errors
 from .tower_names import PATCHES, channels_first, channels_last, to_transformers
 
-LIBRARY = "transformers"
-PROCESSOR = "preprocessor_config.json"
-HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
 # The modules that end a stage; blocks beside them.
 TIMM = {
     "embeds.proj": "patch_embedding",
@@ -187,12 +184,12 @@ def transformers_source(
         return found
 
     def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
-        with enable("stock", library=LIBRARY):
+        with enable("stock", library="transformers"):
             network(pixel_values=pixels, pixel_attention_mask=valid.long(), spatial_shapes=grid)
 
     # Some of them may be another's than those of the folder's files.
     words = (
-        f"{LIBRARY} {version(LIBRARY)} (patch_size {processor.patch_size}, max_num_patches "
+        f"transformers {version('transformers')} (patch_size {processor.patch_size}, max_num_patches "
         f"{processor.max_num_patches}, {tower.config.num_attention_heads} attention heads)"
     )
     return Source(
@@ -229,7 +226,8 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
     )
     settings |= config
     settings["vision_use_head"] = model.attn_pool is not None
-    with load_errors("transformers' tower", HOW_TO_BUILD):
+    advice = "pip install -U transformers; config.json must be that of the weights"
+    with load_errors("transformers' tower", advice):
         from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
         tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
@@ -265,7 +263,7 @@ def build_processor(model: Any, max_patches: int | None = None, folder: Path | N
     from transformers import Siglip2ImageProcessor
 
     processor = Siglip2ImageProcessor()
-    if folder and (folder / PROCESSOR).is_file():
+    if folder and (folder / "preprocessor_config.json").is_file():
         processor = Siglip2ImageProcessor.from_pretrained(folder)
     processor.patch_size = model.embeds.patch_size[0]
     processor.max_num_patches = max_patches or processor.max_num_patches

@@ -76,7 +76,7 @@ class Recording:
     @cached_property
     def order(self) -> list[str]:
         """The names of the stages, in the order in which data flows."""
-        return [stage["name"] for stage in self.about["stages"]]
+        return list(self.stages[0])
 
     @cached_property
     def limits(self) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from . import wrong_lines
 from .format import Recording, Stages, Unusable, sampled
 from .rule import stages_at
 
-LIST = Path(__file__).with_name("mistakes.diff")
+HERE = Path(__file__).parent
+LIST = HERE / "mistakes.diff"
 NAME = "port_in_numpy.py"
 PLACES = (
-    Path(__file__).with_name(NAME),  # in an installed package
-    Path(__file__).parents[3] / "examples" / NAME,
+    HERE / NAME,  # in an installed package
+    HERE.parents[2] / "examples" / NAME,
 )
 MOST = 4  # pictures of which a mistake's numbers are kept
 TRIED = 4  # mistakes are run on the first pictures: a base model takes a second for each

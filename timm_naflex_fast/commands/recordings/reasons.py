@@ -159,10 +159,9 @@ def precision_hint(stage: Stage, reference: Recording, precision: str) -> str:
     by_precision = reference.limits[stage.name]
     place = PRECISIONS.index(precision)
     for wider in PRECISIONS[place + 1 :]:
-        if wider not in by_precision:
-            continue  # those of ``drift --against``, which is in float32
         limits = dict(stage.limits)
-        for measure, limit in by_precision[wider].items():
+        # ``drift --against`` is in float32 and has no others.
+        for measure, limit in by_precision.get(wider, {}).items():
             limits[measure] += limit - by_precision[precision][measure]
         if not replace(stage, limits=limits).row().parting:
             names.append(wider)

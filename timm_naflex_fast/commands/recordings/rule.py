@@ -158,6 +158,7 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
         right = [own[name] for own in reference.stages]
         by_precision = reference.limits[name]
         limits = dict(by_precision[precision])
+        wider = 0.0
         if name == "position_embedding" and found and found[-1].name == "patch_embedding":
             # What the patches differ, whose pixels may be the port's own, does not count again.
             written = without_patches(written, found[-1])
@@ -166,15 +167,12 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
             own_pixels = by_precision.get(OWN_PIXELS, {})
             for measure, limit in own_pixels.items():
                 limits[measure] += moved * limit
-        is_wider = limits != by_precision[precision]
-        stage = Stage(
-            name, right, written, reference.about["std"], limits, moved if is_wider else 0.0
-        )
+                wider = round(moved, 2)  # so little moves nothing
+        stage = Stage(name, right, written, reference.about["std"], limits, wider)
         found.append(stage)
         if name == "pixels":
-            for picture in written:
-                pixels = stage.differences(picture, right[picture])["pixel"]
-                moved = max(moved, min(1.0, float(pixels.max())))
+            pixels = [stage.differences(one, right[one])["pixel"].max() for one in written]
+            moved = min(1.0, max(pixels))
     return found
 
 
