@@ -39,7 +39,7 @@ WRONG = {
     "bench": "a model is needed: --model NAME",
     "export --out m.pt2": "a model is needed: --model NAME",
     "drift MODEL --checkpoint no.pth": "no.pth cannot be loaded .no file or folder no.pth, and no such model in the hub's cache.; --checkpoint FILE takes",
-    "bench MODEL --checkpoint empty": "0 files of weights in the folder empty, not one:.; --checkpoint FILE takes",
+    "bench MODEL --checkpoint empty": "the folder empty must hold one file of weights; found: none.; --checkpoint FILE takes",
     "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
     "drift MODEL --images nowhere": "nowhere is not a folder of images",
     "drift MODEL --images empty": "empty is not a folder of images",
