@@ -94,13 +94,6 @@ def test_another_normalization_is_named_and_no_filter(name, model, compared, tmp
     assert found.reason.words == "mean and standard deviation are 0.5: pixels from -1 to 1"
 
 
-def test_the_setting_of_timms_table_that_differs_is_named(model, compared):
-    model.embeds.pos_embed_interp_mode = "bicubic"
-    found = compared(model)["stock"]
-    assert found.first.stage == "position_embedding"
-    assert found.reason.words == "the table is resized by bicubic"
-
-
 def test_mistakes_of_the_resize_are_made_with_the_processors_own_numbers(model, pictures, tmp_path):
     imagenet = NORMALIZED_OTHERWISE["ImageNet"]
     source = transformers_source(model, LENGTH, save_processor(tmp_path, **imagenet))

@@ -85,7 +85,6 @@ def test_what_frames_and_blocks_mean():
 @pytest.mark.parametrize(
     ("outside", "first"),
     [
-        ("dropped", [3 / 7, 3 / 7, 1 / 7, 0]),
         ("border", [1 / 2, 3 / 8, 1 / 8, 0]),
         ("zeros", [3 / 8, 3 / 8, 1 / 8, 0]),
     ],
