@@ -7,7 +7,7 @@ from ..measure import images
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance, require
 from .against import FILTERS, NEEDED, source_of
-from .checks import announce, announce_skipped, check_model_options, load_as_chosen
+from .checks import announce_skipped, check_model_options, load_as_chosen
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
 LENGTH = 256  # most patches, where nothing says another number
@@ -79,7 +79,6 @@ def record(options: argparse.Namespace) -> int:
         source = timm_source(model, length, options.interpolation)
     else:
         source = source_of(options, model)
-    announce(f"recording {source.words} ...")
     names, pictures = zip(*images.read(sources, skipped))
     announce_skipped(skipped)
     about = {
@@ -99,7 +98,7 @@ def record(options: argparse.Namespace) -> int:
     shown = len(recording.about["mistakes"])
     print(
         f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
-        f"mistakes; weights: {weights}"
+        f"mistakes; {source.words}; weights: {weights}"
     )
     return 0
 

@@ -216,8 +216,7 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
     """
     merges = []
     for merge in BLOCKS:
-        rests = [(h % merge, w % merge) for _, h, w in sizes]
-        if set(rests) == {(0, 0)}:
+        if not any(h % merge or w % merge for _, h, w in sizes):
             merges.append(merge)
     for position, border, kernel in product(POSITIONS, BORDERS, KERNELS):
         axis = Convention(*kernel, *border, *position)

@@ -266,33 +266,18 @@ def read_stages(
     for stage in left.keys() & order:
         batch = np.atleast_1d(left.pop(stage))
         for number, one in enumerate(batch):
-            if left.setdefault(f"{number:03}.{stage}", one) is not one:
+            name = f"{number:03}.{stage}"
+            if name in left:
                 raise Unusable(f"{folder}: {stage} must be one batch, or an array for each picture")
+            left[name] = one
     pictures = []
     for number, like in enumerate(likes):
         own: Stages = {}
         for stage in order:
             name = f"{number:03}.{stage}"
-            if name not in left:
-                continue
-            numbers = np.atleast_1d(left.pop(name))
-            shape = like.get(stage, numbers).shape
-            # Some keep the axis of the batch, or that of the one query.
-            while numbers.ndim > len(shape) and len(numbers) == 1:
-                numbers = numbers[0]
-            if stage not in ("grid", "pooled"):
-                # The picture's own grid, which comes first, tells how many tokens there are.
-                grid = {**like, **own}["grid"]
-                tokens = math.prod(map(int, grid))
-                shape = (tokens, *shape[1:])
-                numbers = numbers[:tokens]
-            is_number = numbers.dtype.kind in "fiu"
-            if not is_number or numbers.shape != shape or not np.all(np.abs(numbers) < LARGEST):
-                raise Unusable(
-                    f"{folder}: {name} must hold finite numbers in shape {shape}; got "
-                    f"{numbers.dtype} in shape {numbers.shape}"
-                )
-            own[stage] = numbers.astype(np.float64)
+            if name in left:
+                known = {**like, **own}  # so the grid, which comes first, is the picture's own
+                own[stage] = read_stage(stage, left.pop(name), known, f"{folder}: {name}")
         pictures.append(own)
     if left:
         raise Unusable(
@@ -300,6 +285,36 @@ def read_stages(
             f"{', '.join(order)}"
         )
     return pictures
+
+
+def read_stage(stage: str, given: Array, known: Stages, what: str) -> Array:
+    """A picture's numbers at a stage, in float64 and without padding.
+
+    Args:
+        stage: its name.
+        given: the numbers as they were written.
+        known: the picture's grid, and the stage of the reference where it is another's.
+        what: is named in errors.
+
+    Raises:
+        Unusable: they have another shape, or are not finite.
+    """
+    numbers = np.atleast_1d(given)
+    shape = known.get(stage, numbers).shape
+    # Some keep the axis of the batch, or that of the one query.
+    while numbers.ndim > len(shape) and len(numbers) == 1:
+        numbers = numbers[0]
+    if stage not in ("grid", "pooled"):
+        tokens = math.prod(map(int, known["grid"]))
+        shape = (tokens, *shape[1:])
+        numbers = numbers[:tokens]
+    is_number = numbers.dtype.kind in "fiu"
+    if not is_number or numbers.shape != shape or not np.all(np.abs(numbers) < LARGEST):
+        raise Unusable(
+            f"{what} must hold finite numbers in shape {shape}; got {numbers.dtype} in shape "
+            f"{numbers.shape}"
+        )
+    return numbers.astype(np.float64)
 
 
 def read_port(folder: Path, reference: Recording) -> list[Stages]:

@@ -52,10 +52,9 @@ def reason_of(
         not_written: stages that the port did not write.
         precision: that of the port.
     """
-    tried = known_mistakes(stages, parting, reference, not_written)
     known = []
-    for words, stage, numbers in tried:
-        reason = reason_if(words, stage, parting, numbers)
+    for mistake in known_mistakes(stages, parting, reference, not_written):
+        reason = reason_if(*mistake, parting)
         if reason:
             known.append(reason)
 
@@ -130,7 +129,7 @@ def resized(
         yield picture, reference.stages[picture]["patch_embedding"] + added
 
 
-def reason_if(words: str, stage: Stage, parting: Sequence[int], numbers: Numbers) -> Reason | None:
+def reason_if(words: str, stage: Stage, numbers: Numbers, parting: Sequence[int]) -> Reason | None:
     """The reason ``words``, if the port has these numbers in each of their pictures.
 
     And if they are much nearer to the port's than the reference's are, where the port parts.

@@ -92,8 +92,7 @@ class Stage:
         if ours.shape != theirs.shape:
             ours = sampled(ours)
         if ours.shape != theirs.shape:
-            infinite = np.array(np.inf)
-            return dict.fromkeys(self.limits, infinite)
+            return dict.fromkeys(self.limits, np.array(np.inf))
         off = np.abs(ours - theirs)
         if self.name == "grid":
             return {"number": off}
