@@ -300,13 +300,14 @@ def read_stage(stage: str, given: Array, known: Stages, what: str) -> Array:
         Unusable: they have another shape, or are not finite.
     """
     numbers = np.atleast_1d(given)
-    shape = known.get(stage, numbers).shape
+    like = known.get(stage, numbers)
     # Some keep the axis of the batch, or that of the one query.
-    while numbers.ndim > len(shape) and len(numbers) == 1:
+    while numbers.ndim > like.ndim and len(numbers) == 1:
         numbers = numbers[0]
+    shape = like.shape[-1:]
     if stage not in ("grid", "pooled"):
         tokens = math.prod(map(int, known["grid"]))
-        shape = (tokens, *shape[1:])
+        shape = (tokens, *shape)
         numbers = numbers[:tokens]
     is_number = numbers.dtype.kind in "fiu"
     if not is_number or numbers.shape != shape or not np.all(np.abs(numbers) < LARGEST):
