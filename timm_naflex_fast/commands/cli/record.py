@@ -75,8 +75,7 @@ def record(options: argparse.Namespace) -> int:
     if not options.no_mistakes:
         tried = mistakes_of(len(model.blocks), options.mistakes)
     if options.library == "timm":
-        length = options.max_seq_len or LENGTH
-        source = timm_source(model, length, options.interpolation)
+        source = timm_source(model, options.max_seq_len or LENGTH, options.interpolation)
     else:
         source = source_of(options, model)
     names, pictures = zip(*images.read(sources, skipped))

@@ -246,7 +246,7 @@ def siglip2_weights(model: Any) -> dict[str, Tensor]:
     image_tower = {name: own[name] for name in own if not name.startswith("head.")}
     if not getattr(model.embeds, "channels_last", True):
         image_tower[PATCHES] = channels_last(image_tower[PATCHES])
-    return dict(to_transformers(image_tower))
+    return to_transformers(image_tower)
 
 
 def build_processor(model: Any, max_patches: int | None = None, folder: Path | None = None) -> Any:

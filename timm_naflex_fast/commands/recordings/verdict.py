@@ -69,8 +69,8 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "precision": found.precision,
         "first": found.first and found.first.stage,
         "reason": found.reason and asdict(found.reason),
-        "missing": list(found.missing),
-        "not_compared": list(found.not_written),
+        "missing": found.missing,
+        "not_compared": found.not_written,
         "stages": [asdict(row) for row in found.rows],
         "verdict": sentences(found),
     }
