@@ -13,7 +13,6 @@ INPUTS = ("patches", "patch_coord", "patch_valid")
 CHANNELS_LAST = "y, x, channel"
 CHANNELS_FIRST = "channel, y, x"
 COLOURS = {"1": "L", "3": "RGB"}  # Pillow's mode by the number of channels
-NEEDED = ("patch_size", "patch_order", "channels", "mean", "std", "interpolation", "max_seq_len")
 
 
 def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[str, Tensor]":
@@ -36,8 +35,10 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
 
     Raises:
         TypeError: ``pictures`` is no sequence of PIL images.
-        ValueError: no picture, or one whose numbers are neither 8 nor 16 bits; or settings that are
-            missing, as in a file for plain images, or name another number of channels than 1 and 3.
+        ValueError: no picture, or one whose numbers are neither 8 nor 16 bits; or settings without
+            ``max_seq_len``, as in a file for plain images, or with another number of channels than 1
+            and 3.
+        KeyError: another setting is missing.
 
     Source: ``timm.data.create_transform`` and ``timm.data.naflex_dataset.NaFlexCollator``.
 
@@ -64,8 +65,8 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> "dict[st
 
 
 def settings_of(model: Any) -> dict[str, str]:
-    """How pictures become the patches of a NaFlexVit: texts by their names, all of ``NEEDED`` but
-    max_seq_len.
+    """How pictures become the patches of a NaFlexVit: texts by their names, all that
+    :func:`patches_of` reads but ``max_seq_len``.
     """
     from timm.data import resolve_data_config
 
@@ -88,15 +89,15 @@ def transform_of(settings: Mapping[str, str]) -> Callable[[Any], Any]:
     """timm's eval transform, from a PIL image of any mode to its patches. Nothing is cropped.
 
     Raises:
-        ValueError: settings that are missing, or another number of channels than 1 and 3.
+        ValueError: no ``max_seq_len``, or another number of channels than 1 and 3.
+        KeyError: another setting is missing.
     """
     from timm.data import create_transform
 
-    missing = [name for name in NEEDED if name not in settings]
-    if missing:
+    if "max_seq_len" not in settings:
         raise ValueError(
-            f"settings lack {', '.join(missing)}: give the metadata of a file that naflex-fast "
-            "export wrote without --size"
+            "settings lack max_seq_len: give the metadata of a file that naflex-fast export wrote "
+            "without --size"
         )
     channels = settings["channels"]
     if channels not in COLOURS:

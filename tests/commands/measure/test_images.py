@@ -6,7 +6,6 @@ import timm
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-from tests.support.oracles import small_vit
 from tests.support.tiny_siglip2 import FAMILY
 from timm_naflex_fast.commands.measure.images import eval_settings
 from timm_naflex_fast.pictures import convert, patches_of
@@ -66,11 +65,3 @@ def test_each_setting_of_the_model_that_makes_patches_is_followed():
     picture = Image.fromarray(NOISE)
     made = patches_of([picture], eval_settings(model, 16))
     assert torch.equal(made["patches"][made["patch_valid"]], transform(picture)["patches"])
-
-
-def test_a_model_that_takes_no_patches_is_told():
-    """tests/test_pictures.py asks for other channels than pictures have."""
-    with pytest.raises(
-        ValueError, match="is a convolution, which takes no patches; valid: embed_pr"
-    ):
-        eval_settings(small_vit(embed_proj_type="conv"), 16)

@@ -9,7 +9,6 @@ from typing import Any
 from ... import __version__
 from ...pictures import settings_of
 from ...text_table import table
-from ..measure.images import check_input
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import check_writable, positive, printable, provenance, require
 from .checks import announce, check_model_options, load_as_chosen
@@ -58,7 +57,7 @@ def export(options: argparse.Namespace) -> int:
 
     Raises:
         ValueError: no model, an unknown suffix, or a path that is not UTF-8, before the model is
-            loaded; a size that the patches do not fill, or a model without patches, before the work.
+            loaded; a size that the patches do not fill, before the work.
         RuntimeError: a package that the file's format needs is not installed; before the work.
         OSError: ``--out`` or ``--json`` cannot be written; before the work.
     """
@@ -72,7 +71,9 @@ def export(options: argparse.Namespace) -> int:
 
     from ..measure import export as work
 
-    check_input(model, options.size)
+    high, wide = model.embeds.patch_size
+    if options.size and (options.size[0] % high or options.size[1] % wide):
+        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
     metadata = {
         "model": options.model,
         "weights": weights,

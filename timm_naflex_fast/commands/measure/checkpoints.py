@@ -1,7 +1,7 @@
 """Local weights in the forms in which people have them, under timm's names.
 
-Three libraries have a SigLIP-2 image tower of their own: timm, whose tower open_clip holds, too;
-transformers; and big_vision, in which Google trained it. timm itself reads Google's.
+Two libraries have a SigLIP-2 image tower in PyTorch: timm, whose tower open_clip holds, too; and
+transformers. Google's own file timm itself reads.
 """
 
 import json
@@ -26,10 +26,8 @@ PATCH_EMBEDDINGS = {
     "embeddings.patch_embedding.weight": "transformers",
     "embeds.proj.weight": "timm",
     "patch_embed.proj.weight": "timm",
-    "embedding/kernel": "big_vision",
 }
-# big_vision's optimizer has averages of the same names, after "opt/".
-PATCH_EMBEDDING = re.compile(rf"(?!opt/)(.*?)({'|'.join(PATCH_EMBEDDINGS)})")
+PATCH_EMBEDDING = re.compile(rf"(.*?)({'|'.join(PATCH_EMBEDDINGS)})")
 # How PEFT names what it adds to a model, and what it adds to.
 ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 # Attention heads of the published towers, by their channels: no tensor of timm's or transformers'
@@ -39,8 +37,8 @@ HEADS = {768: 12, 1152: 16}
 
 def read_checkpoint(
     file: Path, given: Mapping[str, Any] = {}
-) -> tuple[str, Tensors | None, dict[str, Any]]:
-    """Read weights in timm's, transformers' or Google's form.
+) -> tuple[str, Tensors, dict[str, Any]]:
+    """Read weights in timm's or transformers' form.
 
     Args:
         file: as :func:`find_weights` gives it.
@@ -48,22 +46,21 @@ def read_checkpoint(
             ``patchify_channels_last`` count.
 
     Returns:
-        The library that wrote them; the tensors under timm's names, or None for Google's file, which
-        timm itself reads; and timm's options for a tower of this size, none for timm's own weights.
+        The library that wrote them; the tensors under timm's names; and timm's options for a tower of
+        this size, none for timm's own weights.
 
     Raises:
-        ValueError: it holds two towers, or one of another library that lacks tensors or has others
-            than Siglip2, counted and named; or its number of heads is not known. A file that is
-            damaged raises what its reader raises.
+        ValueError: it holds two towers, or one of transformers that lacks tensors or has others than
+            Siglip2, counted and named; or its number of heads is not known. A file that is damaged
+            raises what its reader raises.
     """
     tensors = read_tensors(file)
     library, prefix = _recognise(tensors)
-    # Of the other towers in an archive no array is read.
     tower: Tensors = {
-        name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
     }
-    if library == "big_vision":
-        return library, None, big_vision_sizes(tower)
     if library == "timm":
         return library, tower, {}
     tower = from_transformers(tower)
@@ -143,25 +140,3 @@ def sizes(tower: Tensors, heads: int | None = None) -> dict[str, Any]:
     if not has_pooling(tower):
         options["global_pool"] = ""
     return options
-
-
-def big_vision_sizes(tower: Tensors) -> dict[str, Any]:
-    """The same for Google's tower: NumPy arrays under names without a prefix.
-
-    Each block has arrays of its own (``encoderblock_0``), or each array holds all blocks
-    (``encoderblock``), as big_vision's ``scan=True`` makes them.
-
-    Raises:
-        KeyError: an array is missing.
-    """
-    blocks = count_blocks(tower)
-    block = "Transformer/encoderblock_0" if blocks else "Transformer/encoderblock"
-    inside = tower[f"{block}/MlpBlock_0/Dense_0/bias"]  # (inside), or (blocks, inside)
-    query = tower[f"{block}/MultiHeadDotProductAttention_0/query/bias"]  # (..., heads, C / heads)
-    outline = {
-        **tower,
-        PATCHES: tower["embedding/kernel"].T,
-        TABLE: tower["pos_embedding"][None],
-        "blocks.0.mlp.fc1.weight": inside.T,
-    }
-    return {**sizes(outline, query.shape[-2]), "depth": blocks or len(inside)}

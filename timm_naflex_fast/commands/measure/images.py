@@ -1,6 +1,6 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
@@ -81,33 +81,11 @@ def eval_settings(model: Any, max_seq_len: int, interpolation: str | None = None
         model: a NaFlexVit, whose data configuration is used.
         max_seq_len: most patches an image is resized to.
         interpolation: filter of the resize, in place of the data configuration's.
-
-    Raises:
-        ValueError: the model takes no patches.
     """
-    check_input(model)
     settings = settings_of(model) | {"max_seq_len": str(max_seq_len)}
     if interpolation:
         settings["interpolation"] = interpolation
     return settings
-
-
-def check_input(model: Any, size: Sequence[int] | None = None) -> None:
-    """Find out whether a NaFlexVit takes patches, or plain images of ``size``, (height, width).
-
-    Raises:
-        ValueError: it does not.
-    """
-    if size is None:
-        if not model.embeds.is_linear:
-            raise ValueError(
-                "the model's patch embedding is a convolution, which takes no patches; valid: "
-                "embed_proj_type='linear', or export --size H W"
-            )
-        return
-    high, wide = model.embeds.patch_size
-    if size[0] % high or size[1] % wide:
-        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
 
 
 def photos() -> list[Source]:

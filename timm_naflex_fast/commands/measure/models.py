@@ -107,8 +107,8 @@ def load_model(
         name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a
             NaFlexVit.
         checkpoint: a local file or folder; see :func:`read_checkpoint`. The model gets as many
-            classes as its head has, and the size of a tower that another library wrote; where that
-            has no head that pools, the model gives its tokens (``global_pool=""``).
+            classes as its head has, and the size of a tower that transformers wrote; where that has
+            no head that pools, the model gives its tokens (``global_pool=""``).
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines
             and cosines: neighbouring cells of a trained table are alike, those of noise are not.
         dtype: torch's name of the number type to which the whole model is cast.
@@ -118,7 +118,8 @@ def load_model(
         ValueError: timm does not know the name.
         RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot
             be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
-            them, or the model does not use one of their tensors; says how to give them.
+            them, or the model does not use one of their tensors (of Google's file: those that timm
+            looks for); says how to give them.
     """
     check_model(name)
     import timm
@@ -150,19 +151,20 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     from timm.models.naflexvit import checkpoint_filter_fn
 
     file = find_weights(path)
+    words = f"file {printable(file.name)}: "
+    if file.suffix == ".npz":  # Google's, which timm itself reads
+        model = timm.create_model(name, **{"num_classes": 0, **given})
+        model.load_pretrained(str(file))
+        return model, words + "big_vision"
     library, tensors, options = read_checkpoint(file, given)
     # First with the file's own head, so that all of it has to fit.
-    head = (tensors or {}).get("head.weight", ())
-    own = len(head)
+    own = len(tensors.get("head.weight", ()))
     model = timm.create_model(name, **options | given | {"num_classes": own})
-    if tensors is None:
-        model.load_pretrained(str(file))
-    else:
-        model.load_state_dict(checkpoint_filter_fn(tensors, model))
+    model.load_state_dict(checkpoint_filter_fn(tensors, model))
     classes = given.get("num_classes", own)
     if classes != own:
         model.reset_classifier(classes)
-    return model, f"file {printable(file.name)}: {library}"
+    return model, words + library
 
 
 def _smooth(table: Any) -> None:

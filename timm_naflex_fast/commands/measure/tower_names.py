@@ -1,7 +1,6 @@
-"""SigLIP-2's image tower under the names of three libraries, and in their layouts.
+"""SigLIP-2's image tower under the names of timm and of transformers.
 
-transformers has a projection each for query, key and value; big_vision, in which Google trained the
-weights and publishes them, has names and layouts of flax, which timm reads.
+transformers has a projection each for query, key and value.
 """
 
 import math
@@ -33,8 +32,8 @@ head.layernorm.* = attn_pool.norm.*
 head.mlp.fc1.* = attn_pool.mlp.fc1.*
 head.mlp.fc2.* = attn_pool.mlp.fc2.*
 """
-BLOCK = re.compile(r"(?:blocks\.|layers\.|encoderblock_)(\d+)[./]")
-POOLING = ("attn_pool.", "head.", "MAPHead_0/")  # the head that pools, which a tower may lack
+BLOCK = re.compile(r"(?:blocks|layers)\.(\d+)\.")
+POOLING = ("attn_pool.", "head.")  # the head that pools, which a tower may lack
 PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C)
 CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
@@ -85,7 +84,7 @@ def channels_last(patches: Any) -> Any:
 
 
 def count_blocks(tower: Tensors) -> int:
-    """How many blocks there are, under the names of any of the libraries."""
+    """How many blocks there are, under the names of either library."""
     return len(set(BLOCK.findall(" ".join(tower))))
 
 

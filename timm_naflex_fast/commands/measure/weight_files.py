@@ -65,10 +65,8 @@ def find_weights(path: str | Path) -> Path:
 def read_tensors(file: Path) -> Tensors:
     """The named tensors of a local file, or of the files that an index names.
 
-    Those of a .npz are NumPy arrays, each read when it is asked for. Of what a trainer saved, timm
-    chooses: averaged weights come first. Errors are the readers' own.
+    Of what a trainer saved, timm chooses: averaged weights come first. Errors are the readers' own.
     """
-    import numpy as np
     import torch
     from safetensors.torch import load_file
     from timm.models import load_state_dict
@@ -79,8 +77,6 @@ def read_tensors(file: Path) -> Tensors:
         for name in sorted(set(places.values())):
             tensors |= read_tensors(file.parent / name)
         return tensors
-    if file.suffix == ".npz":
-        return np.load(file, allow_pickle=False)
     if file.suffix == ".safetensors":
         return load_file(file)
     # What timm's train.py writes holds its options; timm 1.0.16 does not allow them.
