@@ -133,7 +133,7 @@ def _report(wanted: dict[str, Any]) -> None:
     In the script, and in each process below it in which something did.
     """
     names = [HOOKED_MODULES[library] for library in wanted["libraries"]]
-    speaks = wanted["speaks"]
+    ran = []
     said = [f"this process did not import {' or '.join(names)}, so nothing was patched in it"]
     if any(name in sys.modules for name in names):
         from ...patching.status import in_words, status
@@ -141,11 +141,9 @@ def _report(wanted: dict[str, Any]) -> None:
         now = status()
         calls = sorted(now.calls.items())
         ran = [f"{step} by {mode} {times} times" for (step, mode), times in calls]
-        speaks = speaks or bool(ran)
         in_this = f"in this process ran {', '.join(ran) or 'none of them'}"
         said = [in_words(now.flags), in_this, *now.why_stock()]
-    if not speaks:
-        return
-    who = f"process {os.getpid()}, rank {os.environ.get('RANK', 0)}"
-    # In one piece: other processes write there too.
-    sys.stderr.write(f"naflex-fast ({who}): {'; '.join(said)}\n")
+    if wanted["speaks"] or ran:
+        who = f"process {os.getpid()}, rank {os.environ.get('RANK', 0)}"
+        # In one piece: other processes write there too.
+        sys.stderr.write(f"naflex-fast ({who}): {'; '.join(said)}\n")

@@ -116,13 +116,11 @@ def origin(command: str) -> dict[str, str]:
 
 def _processor() -> str:
     """The processor's name and kind."""
-    name = platform.processor()
-    info = Path("/proc/cpuinfo")  # Linux tells more there
+    names = [platform.processor()]
+    info = Path("/proc/cpuinfo")  # Linux tells more there, of most processors
     if info.exists():
-        # Some processors have no name there.
-        found = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
-        name = (found or [name])[0]
-    return f"{name} ({platform.machine()})"
+        names = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) + names
+    return f"{names[0]} ({platform.machine()})"
 
 
 def code_version() -> dict[str, str]:

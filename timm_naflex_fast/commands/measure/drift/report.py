@@ -26,26 +26,20 @@ def headline(survey: Survey) -> str:
 
     Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    same = []
-    others = []
-    unknown = []
+    said: dict[str, list[str]] = {"timm's result": [], "another result": [], "no answer": []}
     for name in STRATEGY_NAMES:
         if name not in survey["drift"]:
             continue
         why = why_unknown(survey, name)
         if not is_exact(survey, name):
             off = percent(survey["drift"][name]["embed_rel_rms"])
-            others.append(f"`{name}` (tokens off by {off}, RMS)")
+            said["another result"].append(f"`{name}` (tokens off by {off}, RMS)")
         elif why:
-            unknown.append(f"`{name}` ({why})")
+            said["no answer"].append(f"`{name}` ({why})")
         else:
-            same.append(f"`{name}`")
+            said["timm's result"].append(f"`{name}`")
     answer = f"{survey['images']:,} images"
-    for words, names in (
-        ("timm's result", same),
-        ("another result", others),
-        ("no answer", unknown),
-    ):
+    for words, names in said.items():
         if names:
             answer += f"; {words}: {', '.join(names)}"
     return answer

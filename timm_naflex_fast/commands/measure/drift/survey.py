@@ -153,16 +153,15 @@ def _drift(ours: Tensors, timms: Tensors) -> dict[str, float | None]:
     """The figures of all images."""
     if "directions" in ours and len(ours["directions"]) > 2:
         ours["neighbours"] = same_nearest(ours["directions"], timms["directions"])
-    figures: dict[str, float | None] = {
+    figures: dict[str, float | None] = dict.fromkeys(MEANS)
+    for name in ours.keys() & MEANS:
+        figures[name] = ours[name].double().mean().item()
+    return {
         "embed_rel_rms": _rms(ours["squares"]),
         "embed_max_abs": ours["embed_max_abs"].max().item(),
         "embed_roundings": ours["embed_roundings"].max().item(),
+        **figures,
     }
-    for name in MEANS:
-        figures[name] = None
-        if name in ours:
-            figures[name] = ours[name].double().mean().item()
-    return figures
 
 
 def _of_grid(
