@@ -1,9 +1,9 @@
 """The rotary embeddings of a batch: one formula, for every token or for every cell.
 
-The formula for every token needs no host read, so compilers capture it; but B*N*D sines cost more
-than writing them. Outside graphs the host knows the grids. Where many tokens share a cell, the
-formula serves each cell once, and a token takes the line of its cell. The backward to the learned
-frequencies of mixed types then first adds up the gradients of a cell's tokens.
+The formula for every token needs no host read, so compilers capture it, and GPUs run it. But on a
+CPU B*N*D sines cost more than writing them. There, outside graphs, where many tokens share a cell,
+the formula serves each cell once, and a token takes the line of its cell. The backward to the
+learned frequencies of mixed types then first adds up the gradients of a cell's tokens.
 """
 
 from collections.abc import Iterable
@@ -38,15 +38,14 @@ def batched_rope(
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not
-            checked with ``traceable``, nor on a GPU where nothing is read back.
+            checked with ``traceable``, nor on a GPU: nothing is read back.
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
     coord = whole_numbers(patch_coord)
     # On a GPU sines are free, and host reads are not.
-    reads = not traceable and coord.numel() > 0 and (rope.mixed or coord.is_cpu)
+    reads = not traceable and coord.is_cpu and coord.numel() > 0
     if reads:
-        coord = coord.cpu()
         read_grids(coord, coord.device)  # it refuses coordinates that are no cells
     size = grid_sizes_from_coord(coord)[:, None]  # (B, 1, 2)
     is_padding = torch.arange(coord.shape[1], device=coord.device) >= size.prod(2)  # (B, N)
@@ -58,10 +57,10 @@ def batched_rope(
         line = line_of_token(rope, coord, size, is_padding)
         has_padding = line is None and bool(is_padding.any())
     if line is not None:
-        positions = positions_of_lines(positions, line)  # (R, 2)
-        line = line.to(patch_coord.device, torch.int32, non_blocking=True)
-    positions = positions.to(patch_coord.device, non_blocking=True)
-    is_padding = is_padding.to(patch_coord.device, non_blocking=True)
+        # One of the tokens on each line tells its position.
+        lines = positions.new_zeros(int(line.max()) + 1, 2)  # (R, 2)
+        lines[line] = positions
+        positions = lines
 
     def embeddings(block: int) -> Tensor:
         values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)
@@ -112,16 +111,8 @@ def line_of_token(rope: Rope, coord: Tensor, size: Tensor, is_padding: Tensor) -
     # To save sines pays if many tokens share a cell: a lookup costs half of what the formula does.
     # One huge coordinate makes a huge grid; there the formula serves, too.
     lengths = distinct.prod(2)  # (G, 1)
-    if 4 * sum(lengths.flatten().tolist()) > coord.numel():
+    if 4 * lengths.double().sum() > coord.numel():
         return None
     first = 1 + lengths.cumsum(0) - lengths  # (G, 1)
     y, x = coord.unbind(-1)  # (B, N) each
     return (first[grid] + y * size[..., 1] + x).masked_fill(is_padding, 0)
-
-
-def positions_of_lines(positions: Tensor, line: Tensor) -> Tensor:
-    """The positions (R, 2) of all lines, from those of the tokens (B, N, 2) that take them."""
-    tokens = torch.arange(line.numel(), device="cpu")
-    # One of the tokens on each line tells its position.
-    token_of_line = line.new_zeros(int(line.max()) + 1).scatter(0, line.flatten(), tokens)
-    return positions.flatten(0, 1)[token_of_line]
