@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .spec import OLDER_FLAG, ResizeSpec
 
-LONGEST = 1024  # positions on axes of up to so many cells are rounded as PyTorch rounds them
+MOST = 2048  # numerators below this are divided exactly: axes of up to 1,024 cells
 
 
 def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
@@ -67,10 +67,10 @@ def cubic_kernel(distance: Tensor, a: float) -> Tensor:
     ``a`` is -0.5 in PyTorch's antialiased bicubic, else -0.75. Both pieces are written as products:
     next to their zeros, sums would lose digits in float32.
     """
+    distance = distance.clamp(max=2)  # from there on it is 0
     near = (1 - distance) * (1 + distance - (a + 2) * distance * distance)
     far = a * (distance - 1) * (distance - 2) * (distance - 2)
-    outside = torch.zeros_like(distance)
-    return torch.where(distance < 1, near, torch.where(distance < 2, far, outside))
+    return torch.where(distance < 1, near, far)
 
 
 def _antialiased_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
@@ -90,8 +90,8 @@ def _antialiased_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec)
 def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Table cells for each position, float32."""
     if not spec.align_corners:
-        return divide(n0, n, most=n0)
-    return divide(n0 - 1, (n - 1).clamp(min=1), most=n0) * (n > 1)
+        return divide(n0, n)
+    return divide(n0 - 1, (n - 1).clamp(min=1)) * (n > 1)
 
 
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
@@ -103,9 +103,7 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
         # ``F.grid_sample`` adds 1 to the position, which is exact here, and multiplies. Written so,
         # OpenVINO would cancel the 1 that was taken away, and with it a rounding.
         cells = n0 - 1 if spec.align_corners else n0
-        return multiply_add(
-            _cell_position(position, n, spec), cells / 2, (n0 - 1) / 2, most=max(cells, 1)
-        )
+        return multiply_add(_cell_position(position, n, spec), cells / 2, (n0 - 1) / 2)
     scale = _scale(n, n0, spec)
     if spec.align_corners:
         return scale * position
@@ -117,40 +115,40 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 def _cell_position(position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
     """Where newer timm's grid_sample flag puts cell ``position`` of n, in [-1, 1]."""
     if spec.align_corners:
-        return divide(2 * position, (n - 1).clamp(min=1), 2 * LONGEST) - 1
-    return divide(2 * position + 1, n, 2 * LONGEST) - 1
+        return divide(2 * position, (n - 1).clamp(min=1)) - 1
+    return divide(2 * position + 1, n) - 1
 
 
 def _affine_position(position: Tensor, n: Tensor) -> Tensor:
     """The same in older timm: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
     longest = n.amax(0)  # of the batch
     position = position + longest * (position < 0)  # timm's index -1 is the last one
-    zoom = divide(longest, n, LONGEST)
-    step = divide(2, (longest - 1).clamp(min=1), most=2)
+    zoom = divide(longest, n)
+    step = divide(2, (longest - 1).clamp(min=1))
     # linspace goes from both ends to the middle.
     from_left = multiply_add(step, position, -1, most=2)
     from_right = multiply_add(-step, longest - 1 - position, 1, most=2)
     line = torch.where(2 * position + 1 < longest, from_left, from_right)
-    return divide(line * (longest - 1), longest, LONGEST) * zoom + (zoom - 1)
+    return divide(line * (longest - 1), longest) * zoom + (zoom - 1)
 
 
-def divide(a: Tensor | int, n: Tensor, most: int) -> Tensor:
+def divide(a: Tensor | int, n: Tensor) -> Tensor:
     """``a / n`` in float32, rounded once.
 
     Also where a runtime computes ``a * (1 / n)``, which rounds twice (OpenVINO): what is missing
     is added.
 
     Args:
+        a: at most ``MOST``. Beyond it the quotient may be rounded twice.
         n: with a fraction, the quotient is what the runtime computes.
-        most: the largest ``abs(a)``. Beyond it the quotient may be rounded twice.
     """
     quotient = a / n
-    too_much = multiply_add(quotient, n, -a, most)
+    too_much = multiply_add(quotient, n, -a)
     # Of a quotient by a fraction the products cannot tell what is missing.
     return quotient - torch.where(n == n.floor(), too_much / n, 0)
 
 
-def multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, most: float) -> Tensor:
+def multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, most: int = MOST) -> Tensor:
     """``a * b + c`` in float32, rounded once, as the fused multiply-add of PyTorch's kernels does.
 
     ``a`` is split in two (Dekker 1971): the products of ``b`` with the upper digits, and their sum
