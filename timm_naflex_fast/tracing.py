@@ -38,12 +38,12 @@ def context_of(*tensors: Tensor) -> Context:
         return "transform" if _transforming_while_traced() else "compile"
     if _is_recorded():
         return "export"
-    if why_unsupported_in_eager(*tensors) is not None:
+    if why_unsupported(*tensors) is not None:
         return "transform"
     if tensors[0].is_cpu:
         return None
     device = tensors[0].device
-    if device.type not in ("cpu", "cuda"):
+    if device.type != "cuda":
         return "other_device"
     return "capture" if in_cuda_graph(device) else None
 
@@ -138,16 +138,9 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     Where they cannot, PyTorch's own operations have to run: a library's own code, or
     ``backends/traceable.py``.
     """
-    if not is_tracing():
-        return why_unsupported_in_eager(*tensors)
-    # What is recorded can be differentiated and batched, and tracers have classes of their own.
-    if any(map(is_dtensor, tensors)):
-        return "a tensor of the class DTensor"
-    return None
-
-
-def why_unsupported_in_eager(*tensors: Tensor) -> str | None:
-    """:func:`why_unsupported` for who knows that nothing is recorded."""
+    if is_tracing():
+        # What is recorded can be differentiated and batched, and tracers have classes of their own.
+        return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
     for tensor in tensors:
         if type(tensor) not in OWN_MEMORY:
             return f"a tensor of the class {type(tensor).__name__}"

@@ -41,8 +41,8 @@ from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable
 from ..strategies import Strategy
-from ..tracing import Context, constant_while_traced
-from . import eager, traceable
+from ..tracing import Context
+from . import eager, operator, traceable
 
 FROM_HOST = (
     "sizes are copied from the host, which no CUDA graph can record; "
@@ -121,9 +121,6 @@ def _add_in_graph(
     if context == "capture" and patch_coord.device != x.device:
         raise RuntimeError(FROM_HOST)
     if context == "compile" and has_float64(x.device):
-        _import_operator()
-        from . import operator
-
         operator.add(x, table, patch_coord.expand(len(x), -1, -1), spec, strategy.name)
     else:
         traceable.add(x, table.whole(), patch_coord, spec)
@@ -144,11 +141,3 @@ def _resample_in_graph(
     out = learned.new_zeros(*patch_coord.shape[:2], table.channels)
     _add_in_graph(out, table, patch_coord, spec, strategy, context)
     return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
-
-
-# Only a graph needs the operators, whose import takes longer than all the rest. The compiler calls
-# this function and does not trace it: it cannot trace an import where other packages have import
-# hooks.
-@constant_while_traced
-def _import_operator() -> None:
-    from . import operator  # noqa: F401

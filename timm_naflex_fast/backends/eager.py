@@ -45,16 +45,19 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
     """
-    if not plan.runs or not x.shape[-1]:
+    if not plan.runs:
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(part.requires_grad for part in table.parts)
     watched = kept.watched()
     if watched:
-        # ``allow_mutation_on_saved_tensors`` copies ``x`` at the first write, and looks it up as it
-        # was saved: this has to come before autograd hears of the change. -0.0 changes no number.
         with torch.no_grad():
-            x[:1, :1].add_(-0.0)
+            embeddings = strategy.resample(table, plan.runs, plan.resampling)
+            cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
+            added = assemble(x.shape, plan, cast)
+        # In one write that autograd sees: ``allow_mutation_on_saved_tensors`` copies ``x`` before
+        # it, as it was saved, and a selective checkpoint may hand back views of an earlier x.
+        x.add_(added)
     if trains:
         kept.forget(table.parts)
         whole = table.whole()
@@ -62,10 +65,7 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
     elif has_grad and x.requires_grad:
         AddedInPlace.apply(x, None, None)
 
-    if watched:
-        with torch.no_grad():
-            _add_at_once(x, strategy.resample(table, plan.runs, plan.resampling), plan)
-    else:
+    if not watched:
         write(x, table, plan, strategy, is_frozen=not trains)
 
 
@@ -73,8 +73,6 @@ def write(
     x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy, *, is_frozen: bool
 ) -> None:
     """:func:`add_plan` without a word to autograd. Of a frozen table, what comes again is kept."""
-    if not x.shape[-1]:
-        return
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
@@ -114,12 +112,6 @@ def _kept_embeddings(
             yield size, of_grid.to(resampling.token_dtype)
 
     return kept.kept_of_sources(table.parts, plan.runs, make, (strategy.name, resampling))
-
-
-def _add_at_once(x: Tensor, embeddings: Iterable[tuple[Size, Tensor]], plan: Plan) -> None:
-    """One write to ``x`` itself: a selective checkpoint may hand back views of an earlier x."""
-    cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
-    x.add_(assemble(x.shape, plan, cast))
 
 
 def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:

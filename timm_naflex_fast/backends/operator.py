@@ -95,7 +95,6 @@ def _fake_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: A
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, table, _, *ctx.options, _ = inputs
     ctx.rows, ctx.cols, _ = table.shape
-    ctx.dtype = table.dtype
     # The copy: the caller may fill the coordinates themselves with those of the next batch.
     _, patch_coord = output
     ctx.save_for_backward(patch_coord)
@@ -108,7 +107,7 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     grad_table = None
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors
-        grad_table = learned_grad(g, patch_coord, ctx.rows, ctx.cols, *ctx.options).to(ctx.dtype)
+        grad_table = learned_grad(g, patch_coord, ctx.rows, ctx.cols, *ctx.options)
     return g, grad_table, None, *[None] * (len(ctx.options) + 1)
 
 

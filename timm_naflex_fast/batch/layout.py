@@ -75,12 +75,12 @@ class Coordinates(NamedTuple):
                 more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
                 Further ones of ``read_grids``.
         """
-        batch, length, _ = x.shape
-        if batch == 0 or length == 0:
+        if x.numel() == 0:
             return Plan({}, Resampling(spec, x.dtype))
 
         # The one copy from the device in a call: what follows is known on the host.
         runs = read_grids(self.values, x.device, spec.samples())
+        length = x.shape[1]
         for (h, w), of_size in runs.items():
             if h * w > length:
                 is_square = resizes_square and spec.ar_preserving

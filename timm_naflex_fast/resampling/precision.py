@@ -7,9 +7,6 @@ have no float64 (Apple's GPUs), or compute it slowly; nor have the runtimes of e
 Tests: tests/behaviour/test_exports.py.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -33,19 +30,11 @@ def is_autocast_on(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A region in which autocast rounds nothing on this device.
-
-    An exported program keeps the region: it may run under autocast.
-    """
-    if is_exported() or is_autocast_on(device):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
 def unrounded_product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, both of ``unrounded_dtype``."""
-    if a.dtype is torch.float64:
+    # An exported program keeps the region without autocast: it may run under autocast.
+    is_rounded = is_exported() or is_autocast_on(a.device)
+    if a.dtype is torch.float64 or not is_rounded:
         return a @ b
-    with without_autocast(a.device):
+    with torch.autocast(a.device.type, enabled=False):
         return a @ b
