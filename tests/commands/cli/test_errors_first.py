@@ -56,7 +56,7 @@ WRONG = {
     "identify no.safetensors": "no.safetensors",
     "identify good": "there is no file good",
     "identify file.txt": "file.txt is no whole file of arrays .*; valid: .safetensors, .npz, .npy",
-    "identify table.safetensors": "no array result in table.safetensors; there is table",
+    "identify table.safetensors": "there is no array result, only table",
     "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
     "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
     "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",

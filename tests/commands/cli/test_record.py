@@ -74,7 +74,7 @@ def test_a_recording_is_of_what_was_given_and_says_so(record, images, tmp_path):
     mine.write_text(TYPED)
     status, said, out = record(*MODEL, *SMALL, "--mistakes", str(mine))
     assert status == 0
-    assert said.startswith(f"written: {out}: 2 pictures, 8 stages, 5 known mistakes;")
+    assert said.startswith(f"written: {out}: 2 pictures, 5 known mistakes;")
     read = read_recording(out)
     about = read.about
     assert about["written_by"]["program"] == "naflex-fast record"

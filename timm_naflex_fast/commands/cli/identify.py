@@ -61,8 +61,7 @@ def identify(options: argparse.Namespace) -> int:
         arrays.update(read_arrays(Path(file)))
     missing = [name for name in NEEDED if name not in arrays]
     if missing:
-        given = ", ".join(options.files)
-        raise ValueError(f"no array {missing[0]} in {given}; there is {', '.join(arrays)}")
+        raise ValueError(f"there is no array {missing[0]}, only {', '.join(arrays)}")
     announce("comparing with what is known ...")
     from ..recordings.conventions import Convention
     from ..recordings.identify import verdict

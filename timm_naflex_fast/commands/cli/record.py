@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..measure import images
+from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance, require
 from .against import FILTERS, NEEDED, source_of
@@ -26,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("timm", "transformers"),
         default="timm",
         help="whose pipeline is recorded (timm)",
+    )
+    add(
+        "--mode",
+        choices=CONTENDERS,
+        default=BASELINE,
+        help=f"with --library timm: what resamples its table ({BASELINE})",
     )
     add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
     add(
@@ -75,7 +82,8 @@ def record(options: argparse.Namespace) -> int:
     if not options.no_mistakes:
         tried = mistakes_of(len(model.blocks), options.mistakes)
     if options.library == "timm":
-        source = timm_source(model, options.max_seq_len or LENGTH, options.interpolation)
+        length = options.max_seq_len or LENGTH
+        source = timm_source(model, length, options.interpolation, options.mode)
     else:
         source = source_of(options, model)
     names, pictures = zip(*images.read(sources, skipped))
@@ -96,8 +104,8 @@ def record(options: argparse.Namespace) -> int:
     write_recording(recording, pictures, out)
     shown = len(recording.about["mistakes"])
     print(
-        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, {shown} known "
-        f"mistakes; {source.words}; weights: {weights}"
+        f"written: {out}: {len(pictures)} pictures, {shown} known mistakes; {source.words}; "
+        f"weights: {weights}"
     )
     return 0
 

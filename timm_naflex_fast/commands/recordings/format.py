@@ -164,6 +164,8 @@ def read_recording(folder: Path) -> Recording:
     """
     about = read_about(folder)
     found = read_arrays(folder / "stages.safetensors")
+    if TABLE not in found:
+        raise Unusable(f"{folder}: there is no {TABLE!r}")
     table = found.pop(TABLE)
     order = [stage["name"] for stage in about["stages"]]
     stages = read_stages(found, order, [{} for _ in about["pictures"]], folder)

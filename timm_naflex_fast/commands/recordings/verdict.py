@@ -46,18 +46,16 @@ def sentences(found: Comparison) -> list[str]:
         said.append(words)
     else:
         last = found.rows[-1]
-        rounding = f"equal within {found.precision}'s rounding"
+        noise = f"{found.precision}'s rounding"
         if last.moved:
-            rounding += " and what the port's own pixels move"
-        said.append(
-            f"{rounding}, on {last.compared} pictures: {last.stage} differs by {last.share:.1e} "
-            f"(limit {last.limit:.1e}, by {last.measure})"
-        )
-        if last.moved:
-            said.append(
-                f"its own pixels differ by up to {last.moved:.2f} grey levels, so the limits are "
-                "wider and small mistakes hide: compare again, from the recorded pixels"
+            noise = (
+                f"what its own pixels move (they differ by up to {last.moved:.2f} grey levels; small "
+                "mistakes hide behind that, so compare again, from the recorded pixels)"
             )
+        said.append(
+            f"equal within {noise}, on {last.compared} pictures: {last.stage} differs by "
+            f"{last.share:.1e} (limit {last.limit:.1e}, by {last.measure})"
+        )
     if found.not_written:
         said.append(f"not written by the port, so not compared: {', '.join(found.not_written)}")
     return said
