@@ -33,7 +33,9 @@ def context_of(*tensors: Tensor) -> Context:
     - ``"other_device"``: nobody, but the first of ``tensors`` lies neither on a CPU nor on a CUDA device.
     """
     if torch.compiler.is_dynamo_compiling():  # only in the code that TorchDynamo reads
-        if _exports_while_traced():
+        # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under
+        # torch.compile, too. torch before 2.7 has neither: there every compiler counts.
+        if getattr(torch.compiler, "_is_exporting_flag", True):
             return "export"
         return "transform" if _transforming_while_traced() else "compile"
     if _is_recorded():
@@ -63,17 +65,6 @@ def is_exported() -> bool:
     """
     exports = getattr(torch.compiler, "_is_exporting_flag", False) or torch.onnx.is_in_onnx_export()
     return exports and is_tracing()
-
-
-def _exports_while_traced() -> bool:
-    """Whether TorchDynamo reads this code for ``torch.export``.
-
-    Asks the flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under
-    torch.compile, too. For torch 2.4, which has neither, every compiler counts.
-    """
-    if not hasattr(torch.compiler, "is_exporting"):
-        return True
-    return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 def _is_recorded() -> bool:

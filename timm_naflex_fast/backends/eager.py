@@ -127,10 +127,9 @@ def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
         return _gradient_by_autograd(shape, plan, g)
 
     with torch.no_grad():
-        tokens = g.detach()
 
         def gradient_of(size: Size) -> Tensor:
-            return sum_over_tokens(tokens, plan.runs[size], size, dtype)
+            return sum_over_tokens(g, plan.runs[size], size, dtype)
 
         spec = plan.resampling.spec
         return sparse.gradient(plan.runs, gradient_of, shape, spec, dtype, g.device)

@@ -45,22 +45,20 @@ def add(
     whole = whole.reshape(whole.shape[-3:])
     if len(table.parts) == 2:  # as one table they are no longer what timm's own calls resize
         strategy = "matmul"
-    total, _ = add_learned(
-        x, whole, patch_coord, *spec[:-1], strategy, whole.requires_grad and torch.is_grad_enabled()
-    )
+    trains = whole.requires_grad and torch.is_grad_enabled()
+    total, _ = add_learned(x, whole, patch_coord, trains, *spec[:-1], strategy)
     x.copy_(total)  # the compiler removes this copy
 
 
 @torch.library.custom_op(
     f"timm_naflex_fast::add_learned_{_RELEASE}",
-    schema=f"(Tensor x, Tensor table, Tensor coord, {OPTIONS}, bool trains) -> (Tensor, Tensor)",
+    schema=f"(Tensor x, Tensor table, Tensor coord, bool trains, {OPTIONS}) -> (Tensor, Tensor)",
     **_options,
 )
 def add_learned(
-    x: Tensor, table: Tensor, patch_coord: Tensor, *options_and_trains: Any
+    x: Tensor, table: Tensor, patch_coord: Tensor, trains: bool, *options: Any
 ) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
-    *options, trains = options_and_trains
     strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
     spec = ResizeSpec(*options[:-1])
@@ -93,7 +91,7 @@ def _fake_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: A
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, table, _, *ctx.options, _ = inputs
+    _, table, _, _, *ctx.options = inputs
     ctx.rows, ctx.cols, _ = table.shape
     # The copy: the caller may fill the coordinates themselves with those of the next batch.
     _, patch_coord = output
@@ -108,7 +106,7 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors
         grad_table = learned_grad(g, patch_coord, ctx.rows, ctx.cols, *ctx.options)
-    return g, grad_table, None, *[None] * (len(ctx.options) + 1)
+    return g, grad_table, None, None, *[None] * len(ctx.options)
 
 
 add_learned.register_autograd(_backward, setup_context=_setup)

@@ -46,9 +46,8 @@ class KernelResize(NamedTuple):
 
     old: Size
     new: Size
-    mode: str
-    antialias: bool
-    channels: int = 1
+    spec: ResizeSpec
+    channels: int
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -72,9 +71,8 @@ def _tf32_allowed() -> bool:
         return True
 
 
-def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str) -> Tensor:
+def axis_inverse(n: int, n0: int, spec: ResizeSpec, device: torch.device) -> Tensor:
     """pinv(A_n)^T (n, n0), float64, of the matrix that resizes a line of n0 to n."""
-    spec = ResizeSpec(mode, antialias)
     a = axis_matrix(0, (n, n), n0, spec, torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.
@@ -95,9 +93,9 @@ def make_factors(
     made_on = torch.device("cpu")
     if torch.compiler.is_dynamo_compiling() and has_float64(device):  # it computes them every time
         made_on = device
-    (h0, w0), (h, w), mode, antialias, channels = resize
-    rows = axis_inverse(h, h0, mode, antialias, made_on)
-    columns = axis_inverse(w, w0, mode, antialias, made_on)
+    (h0, w0), (h, w), spec, channels = resize
+    rows = axis_inverse(h, h0, spec, made_on)
+    columns = axis_inverse(w, w0, spec, made_on)
     columns = torch.kron(columns, torch.eye(channels, device=made_on)).t()
     return rows.to(dtype).to(device), columns.to(dtype).contiguous().to(device)
 
@@ -173,7 +171,7 @@ def resample_kernel(
     if is_by_pixel:
         weight = by_pixel
         channels = inputs
-    resize = KernelResize((h0, w0), new, mode, antialias, channels)
+    resize = KernelResize((h0, w0), new, ResizeSpec(mode, antialias), channels)
 
     trains = torch.is_grad_enabled() and weight.requires_grad
     may_keep = may_keep and not trains and weight.is_cpu

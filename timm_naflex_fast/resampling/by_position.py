@@ -49,13 +49,11 @@ def _resized(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Toke
     if not spec.ar_preserving:
         return positions
     h, w, y, x = positions
-    to_h = to_w = torch.maximum(h, w)
-    own_size = spec.own_size((table.shape[0], table.shape[1]))
-    if own_size is not None:
-        is_own = (h == own_size[0]) & (w == own_size[1])
-        to_h = torch.where(is_own, h, to_h)
-        to_w = torch.where(is_own, w, to_w)
-    return TokenPositions(to_h, to_w, y, x)
+    h0, w0, _ = table.shape
+    own_h, own_w = spec.own_size((h0, w0)) or (0, 0)  # which no grid has
+    is_own = (h == own_h) & (w == own_w)
+    longest = torch.maximum(h, w)
+    return TokenPositions(torch.where(is_own, h, longest), torch.where(is_own, w, longest), y, x)
 
 
 def _one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
@@ -76,11 +74,10 @@ def _gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
     rows, row_weights = tap_weights(positions.y, positions.h, h0, spec)  # (B, N, taps)
     cols, col_weights = tap_weights(positions.x, positions.w, w0, spec)
+    cells = rows[..., :, None] * w0 + cols[..., None, :]  # (B, N, taps, taps)
+    weights = (row_weights[..., :, None] * col_weights[..., None, :]).to(flat.dtype)
     # Tap after tap: all at once would be 16 embeddings (B, N, C) in memory.
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
-    for i in range(rows.shape[-1]):
-        for j in range(cols.shape[-1]):
-            cell = rows[..., i] * w0 + cols[..., j]  # (B, N)
-            weight = row_weights[..., i] * col_weights[..., j]
-            embeddings = embeddings + F.embedding(cell, flat) * weight[..., None].to(flat.dtype)
+    for cell, weight in zip(cells.flatten(2).unbind(-1), weights.flatten(2).split(1, -1)):
+        embeddings = embeddings + F.embedding(cell, flat) * weight
     return embeddings

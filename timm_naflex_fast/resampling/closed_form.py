@@ -48,25 +48,25 @@ def tap_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> tuple
         int64 cells and float32 weights, both (..., 2), or (..., 4) for bicubic.
     """
     centre = _centre(position, n, n0, spec)
-    if spec.interpolation == "bicubic":
-        offsets = torch.arange(-1, 3, device=centre.device)
-    else:
-        offsets = torch.arange(0, 2, device=centre.device)
-        centre = centre.clamp(0, n0 - 1)
+    before, after = (-1, 3) if spec.interpolation == "bicubic" else (0, 2)
+    offsets = torch.arange(before, after, device=centre.device)
     first = centre.floor()
     distance = ((centre - first)[..., None] - offsets).abs()
-    weights = cubic_kernel(distance, -0.75) if spec.interpolation == "bicubic" else 1 - distance
+    weights = kernel(distance, spec)
     taps = (first[..., None] + offsets).clamp(0, n0 - 1)
     # A NaN names no cell. Its weight is NaN, whatever cell it takes.
     return taps.nan_to_num(0).long(), weights
 
 
-def cubic_kernel(distance: Tensor, a: float) -> Tensor:
-    """The cubic convolution kernel of Keys (1981) at distances of 0 and more.
+def kernel(distance: Tensor, spec: ResizeSpec) -> Tensor:
+    """The triangle, or the cubic convolution kernel of Keys (1981), at distances of 0 and more.
 
-    ``a`` is -0.5 in PyTorch's antialiased bicubic, else -0.75. Both pieces are written as products:
-    next to their zeros, sums would lose digits in float32.
+    Both pieces of the cubic one are written as products: next to their zeros, sums would lose
+    digits in float32.
     """
+    if spec.interpolation != "bicubic":
+        return (1 - distance).clamp(min=0)
+    a = -0.5 if spec.antialias else -0.75  # as in PyTorch
     distance = distance.clamp(max=2)  # from there on it is 0
     near = (1 - distance) * (1 + distance - (a + 2) * distance * distance)
     far = a * (distance - 1) * (distance - 2) * (distance - 2)
@@ -80,10 +80,7 @@ def _antialiased_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec)
     cells = torch.arange(n0, device=centre.device, dtype=torch.float32)
     # In PyTorch's order of operations.
     distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
-    if spec.interpolation == "bilinear":
-        weights = (1 - distance).clamp(min=0)
-    else:
-        weights = cubic_kernel(distance, -0.5)
+    weights = kernel(distance, spec)
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -100,10 +97,16 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     if spec.reference == OLDER_FLAG:
         return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
     if spec.samples():
-        # ``F.grid_sample`` adds 1 to the position, which is exact here, and multiplies. Written so,
+        # Where newer timm's flag puts a cell in [-1, 1], and the cells between -1 and 1.
+        if spec.align_corners:
+            place = divide(2 * position, (n - 1).clamp(min=1)) - 1
+            cells = n0 - 1
+        else:
+            place = divide(2 * position + 1, n) - 1
+            cells = n0
+        # ``F.grid_sample`` adds 1 to the place, which is exact here, and multiplies. Written so,
         # OpenVINO would cancel the 1 that was taken away, and with it a rounding.
-        cells = n0 - 1 if spec.align_corners else n0
-        return multiply_add(_cell_position(position, n, spec), cells / 2, (n0 - 1) / 2)
+        return multiply_add(place, cells / 2, (n0 - 1) / 2)
     scale = _scale(n, n0, spec)
     if spec.align_corners:
         return scale * position
@@ -112,15 +115,8 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     return multiply_add(scale, position + 0.5, -0.5, most=n0)
 
 
-def _cell_position(position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
-    """Where newer timm's grid_sample flag puts cell ``position`` of n, in [-1, 1]."""
-    if spec.align_corners:
-        return divide(2 * position, (n - 1).clamp(min=1)) - 1
-    return divide(2 * position + 1, n) - 1
-
-
 def _affine_position(position: Tensor, n: Tensor) -> Tensor:
-    """The same in older timm: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
+    """Where older timm's flag puts a cell in [-1, 1]: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
     longest = n.amax(0)  # of the batch
     position = position + longest * (position < 0)  # timm's index -1 is the last one
     zoom = divide(longest, n)
