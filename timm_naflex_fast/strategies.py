@@ -16,9 +16,11 @@ Tests: tests/contract/test_backends.py.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
+
 from .resampling import sparse
 from .resampling.dense import Embeddings
-from .resampling.spec import FLAG, LOOP, Reference, Resampling, Size
+from .resampling.spec import FLAG, LOOP, Reference, ResizeSpec, Size
 from .resampling.tables import PositionTable
 
 
@@ -26,8 +28,8 @@ from .resampling.tables import PositionTable
 class Strategy:
     """One way to resample position tables. It has no state.
 
-    ``resample(table, sizes, resampling)`` gives each size with the embeddings (h*w, C) of its grid,
-    one at a time if possible, in ``resampling.dtype``; or the table itself. Only the eager backend
+    ``resample(table, sizes, spec, dtype)`` gives each size with the embeddings (h*w, C) of its grid,
+    one at a time if possible, for tokens of ``dtype``, to which they are cast later. Only the eager backend
     calls it, also inside the compiled operator. The traceable backend computes the result of
     ``reference`` in its own form.
 
@@ -36,30 +38,31 @@ class Strategy:
         resample: see above.
         reference: whose result it gives: that of timm's loop, or of ``pos_embed_use_grid_sample``,
             which is for NaFlex batches alone.
-        resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w)
-            alone.
     """
 
     name: str
-    resample: Callable[[PositionTable, Iterable[Size], Resampling], Embeddings]
+    resample: Callable[[PositionTable, Iterable[Size], ResizeSpec, torch.dtype], Embeddings]
     reference: Reference = LOOP
-    resizes_square: bool = False
 
 
-def sparse_sums(table: PositionTable, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
-    """Sums of the few rows that each cell reads."""
-    return sparse.resample(table.whole(), sizes, resampling.spec, resampling.dtype)
+def sparse_sums(
+    table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
+) -> Embeddings:
+    """Sums of the few rows that each cell reads, in float32, for tokens of float64 in float64."""
+    return sparse.resample(table.whole(), sizes, spec, torch.promote_types(dtype, torch.float32))
 
 
-def interpolated(table: PositionTable, sizes: Iterable[Size], resampling: Resampling) -> Embeddings:
-    """timm's own calls of ``F.interpolate``, in float32 whatever ``resampling.dtype`` is."""
+def interpolated(
+    table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
+) -> Embeddings:
+    """timm's own calls of ``F.interpolate``, in float32 whatever ``dtype`` is."""
     for size in sizes:
-        yield size, table.interpolated(size, resampling)
+        yield size, table.interpolated(size, spec, dtype)
 
 
 _ALL = (
     Strategy("matmul", sparse_sums),
-    Strategy("interpolate_cached", interpolated, resizes_square=True),
+    Strategy("interpolate_cached", interpolated),
     Strategy("grid_sample", sparse_sums, reference=FLAG),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

@@ -10,12 +10,12 @@ import pytest
 import timm_naflex_fast
 
 STRATEGY = '''
-def by_loop(table, sizes, resampling):
+def by_loop(table, sizes, spec, dtype):
     """Products of dense matrices, grid by grid."""
     from .resampling.dense import definition
 
     whole = table.whole().double()
-    return definition(whole.view(whole.shape[-3:]), sizes, resampling.spec)
+    return definition(whole.view(whole.shape[-3:]), sizes, spec)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)

@@ -76,7 +76,7 @@ def add(
     layout.check(x, table.channels)
     if context is None:
         check_no_shared_elements(x)
-        plan = layout.plan(x, spec, strategy.resizes_square)
+        plan = layout.plan(x, spec)
         eager.add_plan(x, table, plan, strategy)
     else:
         _add_in_graph(x, table, layout.coordinates(x), spec, strategy, context)

@@ -32,7 +32,7 @@ NEEDS_HOST = (
 def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table resampled to ``sizes``; see ``dispatch.resample``."""
     (learned,) = table.parts
-    tokens, plan = sizes.plan(learned, spec)
+    tokens, plan = sizes.plan(learned.device, spec)
     out = learned.new_zeros(1, tokens, table.channels)
     add_plan(out, table, plan, strategy)
     if sizes.length is None:
@@ -52,7 +52,7 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
     watched = kept.watched()
     if watched:
         with torch.no_grad():
-            embeddings = strategy.resample(table, plan.runs, plan.resampling)
+            embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
             cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
             added = assemble(x.shape, plan, cast)
         # In one write that autograd sees: ``allow_mutation_on_saved_tensors`` copies ``x`` before
@@ -77,9 +77,9 @@ def write(
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
         if is_frozen and x.is_cpu and _is_worth_comparing(table, plan):
-            embeddings = _kept_embeddings(table, plan, strategy)
+            embeddings = _kept_embeddings(table, plan, strategy, x.dtype)
         else:
-            embeddings = strategy.resample(table, plan.runs, plan.resampling)
+            embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
         for size, of_grid in embeddings:
             add_to_tokens(x, plan.runs[size], of_grid)
 
@@ -90,7 +90,7 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     To compare costs two reads of each of its cells; to sum, about eight reads of each cell of a
     grid. So a table that is much larger than its grids is never compared.
     """
-    own_size = plan.resampling.spec.own_size(table.size)  # its embeddings are the table itself
+    own_size = plan.spec.own_size(table.size)  # its embeddings are the table itself
     summed = 0
     for h, w in plan.runs:
         if (h, w) != own_size:
@@ -102,16 +102,15 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
 
 
 def _kept_embeddings(
-    table: PositionTable, plan: Plan, strategy: Strategy
+    table: PositionTable, plan: Plan, strategy: Strategy, dtype: torch.dtype
 ) -> Iterable[tuple[Size, Tensor]]:
     """The embeddings of each grid: what is kept of the table, and the rest from the strategy."""
-    resampling = plan.resampling
 
     def make(parts: tuple[Tensor, ...], sizes: Iterable[Size]) -> Iterable[tuple[Size, Tensor]]:
-        for size, of_grid in strategy.resample(PositionTable(parts), sizes, resampling):
-            yield size, of_grid.to(resampling.token_dtype)
+        for size, of_grid in strategy.resample(PositionTable(parts), sizes, plan.spec, dtype):
+            yield size, of_grid.to(dtype)
 
-    return kept.kept_of_sources(table.parts, plan.runs, make, (strategy.name, resampling))
+    return kept.kept_of_sources(table.parts, plan.runs, make, (strategy.name, plan.spec, dtype))
 
 
 def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
@@ -120,7 +119,7 @@ def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
     It is in float32 at least.
     """
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    dtype = torch.promote_types(plan.resampling.dtype, g.dtype)
+    dtype = torch.promote_types(torch.float32, g.dtype)
     if not plan.runs:  # no tokens
         return g.new_zeros(shape, dtype=dtype)
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
@@ -131,7 +130,7 @@ def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
         def gradient_of(size: Size) -> Tensor:
             return sum_over_tokens(g, plan.runs[size], size, dtype)
 
-        spec = plan.resampling.spec
+        spec = plan.spec
         return sparse.gradient(plan.runs, gradient_of, shape, spec, dtype, g.device)
 
 
@@ -139,7 +138,7 @@ def _gradient_by_autograd(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor
     """The same by the definition, float64, which PyTorch can derive again."""
     with torch.enable_grad():
         table = torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
-        embeddings = dense.definition(table, plan.runs, plan.resampling.spec)
+        embeddings = dense.definition(table, plan.runs, plan.spec)
         tokens = assemble(g.shape, plan, embeddings)
     (of_table,) = torch.autograd.grad(
         tokens, table, g.double(), create_graph=torch.is_grad_enabled()

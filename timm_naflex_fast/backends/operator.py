@@ -62,7 +62,7 @@ def add_learned(
     strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
     spec = ResizeSpec(*options[:-1])
-    plan = Coordinates(patch_coord).plan(out, spec, strategy.resizes_square)
+    plan = Coordinates(patch_coord).plan(out, spec)
     eager.write(out, PositionTable((table.detach(),)), plan, strategy, is_frozen=not trains)
     return out, patch_coord.clone()
 

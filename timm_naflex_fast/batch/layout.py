@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling.spec import OLDER_FLAG, Resampling, ResizeSpec, Size
+from ..resampling.spec import OLDER_FLAG, ResizeSpec, Size
 from ..tracing import Context
 from .checks import check_numbers, most_cells
 from .grids import read_grids
@@ -56,15 +56,13 @@ class Coordinates(NamedTuple):
         """(B, N, 2)."""
         return self.values
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
         """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
         Args:
             x: (B, N, C) tokens, whose numbers are not used.
             spec: how the table is resized. In the plan it also holds the batch's largest grid,
                 where that changes the rounding.
-            resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
-                although (h, w) is kept.
 
         Returns:
             A plan without a grid when the batch holds no token. Padding tokens, those from the
@@ -72,25 +70,29 @@ class Coordinates(NamedTuple):
 
         Raises:
             ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
-                more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
-                Further ones of ``read_grids``.
+                more than 64 N + 4,096 cells. Further ones of ``read_grids``.
         """
         if x.numel() == 0:
-            return Plan({}, Resampling(spec, x.dtype))
+            return Plan({}, spec)
 
         # The one copy from the device in a call: what follows is known on the host.
         runs = read_grids(self.values, x.device, spec.samples())
+        # One token with a huge coordinate must not take memory out of proportion.
         length = x.shape[1]
+        most = most_cells(length)
         for (h, w), of_size in runs.items():
-            if h * w > length:
-                is_square = resizes_square and spec.ar_preserving
-                _check_cell_count(of_size[0].samples.start, (h, w), length, is_square)
+            if h * w > most:
+                raise ValueError(
+                    f"patch_coord of sample {of_size[0].samples.start} spans a grid of {h} x {w} "
+                    f"cells, too many for {length} tokens; valid are at most 64 x {length} + 4096 "
+                    f"= {most} cells"
+                )
 
         # Positions are rounded as part of the longest grid's.
         if spec.reference == OLDER_FLAG:
             heights, widths = zip(*runs)
             spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
-        return Plan(runs, Resampling(spec, x.dtype))
+        return Plan(runs, spec)
 
 
 class OneGrid(NamedTuple):
@@ -114,11 +116,11 @@ class OneGrid(NamedTuple):
         h, w = (torch.full((1,), n, device=x.device) for n in self)
         return row_major(torch.stack((h, w), 1), x.shape[1])
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
         """One grid. ``x`` (B, h*w, C) has one token for each cell."""
         batch, length, _ = x.shape
         run = Run(slice(0, batch), slice(0, length), length)
-        return Plan({(int(self.h), int(self.w)): [run]}, Resampling(spec, x.dtype))
+        return Plan({(int(self.h), int(self.w)): [run]}, spec)
 
 
 TokenLayout = Coordinates | OneGrid
@@ -137,7 +139,7 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, table: Tensor, spec: ResizeSpec) -> tuple[int, Plan]:
+    def plan(self, device: torch.device, spec: ResizeSpec) -> tuple[int, Plan]:
         """How many tokens T all images have, and their plan as one sample (1, T, C).
 
         Raises:
@@ -153,7 +155,7 @@ class Sizes(NamedTuple):
                 cells[h, w] = h * w
                 if self.merge > 1:
                     order = _block_order(h, w, self.merge)
-                    cells[h, w] = order.to(table.device, non_blocking=True)
+                    cells[h, w] = order.to(device, non_blocking=True)
             first = end
             for _ in range(t):
                 of_size.append(Run(row, slice(end, end + h * w), cells[h, w]))
@@ -164,8 +166,7 @@ class Sizes(NamedTuple):
                 if self.embeds_padding and padding.stop > end:
                     of_size.append(Run(row, padding, 1))
                 end = padding.stop
-        dtype = torch.promote_types(table.dtype, torch.float32)
-        return end, Plan(runs, Resampling(spec, table.dtype, dtype))
+        return end, Plan(runs, spec)
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).
@@ -285,20 +286,3 @@ def _block_order(h: int, w: int, merge: int) -> Tensor:
     """
     blocks = torch.arange(h * w, device="cpu").view(h // merge, merge, w // merge, merge)
     return blocks.transpose(1, 2).flatten()
-
-
-def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> None:
-    """One token with a huge coordinate must not take memory out of proportion.
-
-    Not asked of an image that has all its tokens, which may be as long as it is: timm computes its
-    square too. ``is_square``: the square around the grid is resized.
-    """
-    h, w = grid
-    most = most_cells(length)
-    cells = max(h, w) ** 2 if is_square else h * w
-    if cells > most:
-        raise ValueError(
-            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for "
-            f"{length} tokens; valid are at most 64 x {length} + 4096 = {most} cells, in the "
-            "square around it too if that is resized (ar_preserving)"
-        )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..resampling.spec import Resampling, Size
+from ..resampling.spec import ResizeSpec, Size
 
 
 class Run(NamedTuple):
@@ -32,4 +32,4 @@ class Plan(NamedTuple):
     """Which tokens take which cells, and how the table is resampled."""
 
     runs: Runs
-    resampling: Resampling
+    spec: ResizeSpec

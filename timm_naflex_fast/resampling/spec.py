@@ -5,8 +5,6 @@
 
 from typing import Literal, NamedTuple
 
-import torch
-
 INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
 Size = tuple[int, int]
 
@@ -84,14 +82,3 @@ def factorized_spec(ar_preserving: bool, reference: str) -> ResizeSpec:
     # In every release timm takes the lines of its flag from an affine grid.
     of_lines = LOOP if reference == LOOP else OLDER_FLAG
     return ResizeSpec("linear", False, False, ar_preserving, of_lines)
-
-
-class Resampling(NamedTuple):
-    """All that a strategy needs besides the table and the sizes.
-
-    The table is resampled in ``dtype``, float32 at least, and cast to ``token_dtype``.
-    """
-
-    spec: ResizeSpec
-    token_dtype: torch.dtype
-    dtype: torch.dtype = torch.float32

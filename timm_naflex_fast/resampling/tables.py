@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .matrices import interpolate
-from .spec import Resampling, Size
+from .spec import ResizeSpec, Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,14 @@ class PositionTable:
         dtype = torch.promote_types(rows.dtype, torch.float32)
         return rows.to(dtype)[:, None] + columns.to(dtype)
 
-    def interpolated(self, size: Size, resampling: Resampling) -> Tensor:
-        """The embeddings (h*w, C) by timm's own calls of ``F.interpolate``, in float32."""
+    def interpolated(self, size: Size, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
+        """The embeddings (h*w, C) by timm's own calls of ``F.interpolate``, in float32.
+
+        Those of two tables in ``dtype``: timm casts each before it adds them.
+        """
         if len(self.parts) == 2:
-            return self._interpolated_lines(size, resampling)
+            return self._interpolated_lines(size, spec, dtype)
         h, w = size
-        spec = resampling.spec
         (resized,) = self.parts
         if size != spec.own_size(self.size):
             resized = interpolate(resized, spec.resized_size(h, w), spec)
@@ -58,14 +60,14 @@ class PositionTable:
                 resized = resized[:, :h, :w]
         return resized.reshape(h * w, -1)
 
-    def _interpolated_lines(self, size: Size, resampling: Resampling) -> Tensor:
-        """The same of two tables, each cast before they are added, as in timm."""
+    def _interpolated_lines(self, size: Size, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
+        """The same of two tables."""
         lines = []
         # timm resizes a line only if its length differs, and crops it after that.
-        for table, keep, length in zip(self.parts, size, resampling.spec.resized_size(*size)):
+        for table, keep, length in zip(self.parts, size, spec.resized_size(*size)):
             line = table
             if table.shape[-2] != length:
-                line = interpolate(table, (length,), resampling.spec)
-            lines.append(line.flatten(0, -2)[:keep].to(resampling.token_dtype))
+                line = interpolate(table, (length,), spec)
+            lines.append(line.flatten(0, -2)[:keep].to(dtype))
         y, x = lines  # (h, C), (w, C)
         return (y[:, None] + x).flatten(0, 1)
