@@ -49,12 +49,13 @@ def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool =
             with ``embeds_padding`` also among its padding, and one that is no whole number.
     """
     on_host = patch_coord.cpu()
-    whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
+    whole = on_host
+    if on_host.dtype is not torch.int64:
+        whole = whole_numbers(on_host)
+        if embeds_padding and on_host.is_floating_point():  # timm's flag samples between cells, too
+            whole[whole != on_host] = -1
     coord: Any = whole.contiguous().numpy()
-    runs = _runs_of_one_grid(coord, embeds_padding) or _runs(coord, device, embeds_padding)
-    if embeds_padding and on_host.is_floating_point() and bool((whole != on_host).any()):
-        raise _no_whole_number()
-    return runs
+    return _runs_of_one_grid(coord, embeds_padding) or _runs(coord, device, embeds_padding)
 
 
 def _runs_of_one_grid(coord: Any, embeds_padding: bool) -> Runs | None:
@@ -92,25 +93,19 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
     _, length, _ = coord.shape
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
-    # Read without its sign, a negative number is a huge one: one maximum finds both.
-    largest = np.maximum.reduce(axes.view(np.uint64), 2)  # (2, B)
-    if largest.max() >= MAX_COORDINATE:
-        largest = axes.max(2)
-        _check_cells(coord, largest.T.tolist())
-        if embeds_padding and axes.min() < 0:
-            raise _no_whole_number()
-
-    heights, widths = largest.astype(np.int64) + 1  # (B,) each
+    largest = axes.max(2)  # (2, B)
+    heights, widths = largest + 1  # (B,) each
     cells = heights * widths
-    cell = axes[0] * widths[:, None] + axes[1]  # (B, N)
-    # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
-    # and counts where it is embedded.
     order = np.arange(length)
     in_grid = order < cells[:, None]  # (B, N)
-    if embeds_padding:
-        elsewhere = cell != order * in_grid
-    else:
-        elsewhere = (cell != order) & in_grid
+    embedded = in_grid | embeds_padding
+    if axes.min() < 0 or largest.max() >= MAX_COORDINATE:
+        _check_cells(axes, largest, embedded)
+
+    # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
+    # and counts where it is embedded.
+    cell = axes[0] * widths[:, None] + axes[1]  # (B, N)
+    elsewhere = (cell != order * in_grid) & embedded
     reordered = elsewhere.any(1).tolist()
     cell_of_token: Sequence[Tensor] = ()
     if any(reordered):
@@ -132,22 +127,17 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
     return runs
 
 
-def _check_cells(coord: Any, largest: list[list[int]]) -> None:
-    """Each sample's grid must have cells, and its tokens must name them.
+def _check_cells(axes: Any, largest: Any, embedded: Any) -> None:
+    """Each sample's grid must have cells, and the tokens that are embedded must name them.
 
-    ``largest``: of each sample the largest y and x.
+    ``axes`` (2, B, N): all y, then all x; ``largest`` (2, B); ``embedded`` (B, N).
     """
-    for sample, (y, x) in enumerate(largest):
-        has_cells = 0 <= y < MAX_COORDINATE and 0 <= x < MAX_COORDINATE
-        if not has_cells or coord[sample, : (y + 1) * (x + 1)].min() < 0:
-            raise InvalidCoordinateError(
-                f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one "
-                f"beyond {MAX_COORDINATE}; coordinates count from 0, and padding tokens carry "
-                "(0, 0)"
-            )
-
-
-def _no_whole_number() -> InvalidCoordinateError:
-    return InvalidCoordinateError(
-        "patch_coord must be whole numbers from 0, those of padding tokens too; it is not"
-    )
+    negative = (axes < 0).any(0)  # (B, N)
+    # The first token belongs to every grid, also to one that would have no cells.
+    wrong = negative[:, 0] | (negative & embedded).any(1) | (largest >= MAX_COORDINATE).any(0)
+    if wrong.any():
+        raise InvalidCoordinateError(
+            f"patch_coord of sample {wrong.argmax()} holds a negative or non-finite coordinate, "
+            f"one beyond {MAX_COORDINATE}, or with grid_sample one that is no whole number; "
+            "coordinates count from 0, and padding tokens carry (0, 0)"
+        )
