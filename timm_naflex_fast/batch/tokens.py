@@ -65,13 +65,11 @@ def assemble(shape: torch.Size, plan: Plan, embeddings: Iterable[tuple[Size, Ten
     rows = torch.cat((nothing, *grids.values()))
     with kept.unseen():
         # The number of the row that each token takes is added to it like an embedding.
-        number = torch.arange(len(rows), device=some.device)[:, None]
-        taken = number.new_zeros(*shape[:2], 1)
-        end = 1
-        for size, of_grid in grids.items():
-            first = end
-            end += len(of_grid)
-            add_to_tokens(taken, plan.runs[size], number[first:end])
+        numbers = torch.arange(len(rows), device=some.device)[:, None]
+        taken = numbers.new_zeros(*shape[:2], 1)
+        of_grids = numbers[1:].split([len(of_grid) for of_grid in grids.values()])
+        for size, of_grid in zip(grids, of_grids):
+            add_to_tokens(taken, plan.runs[size], of_grid)
     return F.embedding(taken[..., 0], rows)
 
 
@@ -80,14 +78,11 @@ def check_no_shared_elements(x: Tensor) -> None:
 
     Our sums write into views, where PyTorch cannot see it.
     """
-    if x.is_contiguous():
-        return
-    for stride, size in zip(x.stride(), x.shape):
-        if stride == 0 and size > 1:
-            raise RuntimeError(
-                "x cannot be added to in place: several of its elements are one and the same "
-                "memory location (as after expand()); clone() it before"
-            )
+    if torch._debug_has_internal_overlap(x) == 1:
+        raise RuntimeError(
+            "x cannot be added to in place: several of its elements are one and the same memory "
+            "location (as after expand()); clone() it before"
+        )
 
 
 class AddedInPlace(torch.autograd.Function):
