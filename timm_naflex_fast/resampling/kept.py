@@ -38,29 +38,10 @@ Result = TypeVar("Result")
 Key = TypeVar("Key", bound=Hashable)
 Sources = tuple[Tensor, ...]
 
-VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
 # What an object costs beside its numbers, in bytes, as the growth of a process shows
 # (tests/resampling/test_kept.py): an entry with its key, and a tensor or an array.
 ENTRY_BYTES = 704
 TENSOR_BYTES = 768
-
-
-def _limit_of(mib: str) -> int:
-    """The bound in bytes that ``TIMM_NAFLEX_FAST_CACHE_MIB`` sets; "": 512 MiB.
-
-    Raises:
-        ValueError: no whole number of MiB, 0 or more.
-    """
-    try:
-        limit = int(mib or 512)
-    except ValueError:
-        limit = -1
-    if limit < 0:
-        raise ValueError(
-            f"the environment variable {VARIABLE} must be a whole number of MiB, 0 (nothing is "
-            f"kept) or more; got {mib[:40]!r}"
-        )
-    return limit * 2**20
 
 
 @dataclass
@@ -75,7 +56,7 @@ class _Entry:
     tensors: dict[Hashable, Tensor] = field(default_factory=dict)
 
 
-_limit = _limit_of(os.environ.get(VARIABLE, ""))
+_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or 512) * 2**20  # in bytes
 # For whoever writes to the two that follow. Re-entrant: a signal handler may run a model meanwhile.
 _lock = threading.RLock()
 _entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the oldest use first

@@ -79,6 +79,7 @@ class Taps(NamedTuple):
     shape: Size  # of the matrix
 
 
+@kept_by_arguments
 def axis_taps(
     keep: int,
     n: int,

@@ -65,8 +65,6 @@ ResizeSteps = tuple[SparseSum, ...]
 They are two, or one for both axes, or none: a copy.
 """
 
-kept_taps = kept_by_arguments(axis_taps)
-
 
 @kept_by_arguments
 def resize_steps(
@@ -84,8 +82,8 @@ def resize_steps(
     h0, w0 = table_size
     height, width = spec.resized_size(h, w)
     longest_h, longest_w = spec.batch_max
-    y = kept_taps(h, height, h0, spec, longest_h, dtype, transpose)
-    x = kept_taps(w, width, w0, spec, longest_w, dtype, transpose)
+    y = axis_taps(h, height, h0, spec, longest_h, dtype, transpose)
+    x = axis_taps(w, width, w0, spec, longest_w, dtype, transpose)
     if both_axes_together(len(y.rows), len(x.rows), (h, w), w0):
         return (_kron(y, x, device, without_empty_rows=transpose),)
     # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell.
