@@ -64,8 +64,8 @@ def add_pos_embed_(
 
     Args:
         x: (B, N, C) tokens, float16, bfloat16, float32 or float64; modified.
-        table: (H0, W0, C) or (1, H0, W0, C), of one of these dtypes; resampled in float32 and cast
-            to ``x.dtype``.
+        table: (H0, W0, C) or (1, H0, W0, C), of one of these dtypes; resampled in float32, where
+            ``x`` is float64 in float64 (not by "interpolate_cached"), and cast to ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its
             largest + 1.
         grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in
