@@ -116,8 +116,6 @@ def drift_peers() -> str:
     report = read_one("drift/digits/report")
     lines = []
     for line in drift_rows(report["survey"]):
-        # The page says what each mode is.
-        del line["what it is"]
         name, *rest = line.values()
         lines.append([f"`{name}`", *rest])
     return table(list(line), lines, [report["made"]], report["made"]["command"])

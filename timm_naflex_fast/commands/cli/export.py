@@ -17,11 +17,6 @@ STATUS = (
     "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
     "1 a runtime is wrong, nothing is written; 2 an error."
 )
-# timm's settings name another filter than the one that SigLIP-2's weights were trained with.
-FILTER = (
-    "Pictures: timm's settings, which the file keeps, resize by {filter}; SigLIP-2's weights were "
-    'trained with bilinear: patches_of(pictures, settings | {{"interpolation": "bilinear"}})'
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +93,6 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {file}")
         return 1
     print(f"written: {file}")
-    is_siglip2 = options.model.startswith("naflexvit") and "siglip" in options.model
-    if is_siglip2 and metadata["interpolation"] != "bilinear":
-        print(FILTER.format(filter=metadata["interpolation"]))
     return 0
 
 

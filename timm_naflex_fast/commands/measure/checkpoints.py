@@ -22,12 +22,8 @@ from .weight_files import Tensors, read_tensors
 
 # How the name of each library's patch embedding ends; what stands before it stands before all names
 # of the tower. timm's are those of a NaFlexVit and of a ViT; open_clip holds timm's tower.
-PATCH_EMBEDDINGS = {
-    "embeddings.patch_embedding.weight": "transformers",
-    "embeds.proj.weight": "timm",
-    "patch_embed.proj.weight": "timm",
-}
-PATCH_EMBEDDING = re.compile(rf"(.*?)({'|'.join(PATCH_EMBEDDINGS)})")
+TRANSFORMERS = "embeddings.patch_embedding.weight"
+PATCH_EMBEDDING = re.compile(rf"(.*?)({TRANSFORMERS}|embeds.proj.weight|patch_embed.proj.weight)")
 # How PEFT names what it adds to a model, and what it adds to.
 ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 # Attention heads of the published towers, by their channels: no tensor of timm's or transformers'
@@ -106,12 +102,13 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
         prefixes = ", ".join(match[1] for match in found)
         raise ValueError(f"{len(found)} image towers in one file ({prefixes})")
     prefix, end = found[0].groups()
-    library = PATCH_EMBEDDINGS[end]
-    if library != "timm" and tensors[prefix + end].ndim != 2:
+    if end != TRANSFORMERS:
+        return "timm", prefix
+    if tensors[prefix + end].ndim != 2:
         raise ValueError(
             "a patch embedding that is a convolution: weights of one size, not of NaFlex"
         )
-    return library, prefix
+    return "transformers", prefix
 
 
 def sizes(tower: Tensors, heads: int | None = None) -> dict[str, Any]:

@@ -11,16 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BASELINE = "stock"
-FLAG = "timm-flag-"
-CONTENDERS = {
-    BASELINE: "timm's own loop",
-    "matmul": "the default of this package",
-    "interpolate_cached": "timm's own calls, once for each grid",
-    "grid_sample": "as timm's flag",
-    "timm-flag-bilinear": "timm's own flag, bilinear",
-    "timm-flag-bicubic": "timm's own flag, bicubic",
-}
+from ...names import STRATEGY_NAMES
+
+BASELINE = "stock"  # timm's own loop
+FLAGS = ("timm-flag-bilinear", "timm-flag-bicubic")  # timm's own, with either filter
+CONTENDERS = (BASELINE, *STRATEGY_NAMES, *FLAGS)
 
 
 @contextmanager
@@ -40,10 +35,10 @@ def use(name: str, model: Any) -> Iterator[None]:
     before = (embeds.pos_embed_use_grid_sample, embeds.pos_embed_interp_mode)
     choice: Any = name
     # timm's own flag is an attribute of the embeddings: the model's code stays timm's.
-    if name.startswith(FLAG):
+    if name in FLAGS:
         choice = BASELINE
         embeds.pos_embed_use_grid_sample = True
-        embeds.pos_embed_interp_mode = name.removeprefix(FLAG)
+        embeds.pos_embed_interp_mode = name.removeprefix("timm-flag-")
     try:
         with enable("stock", pos_embed=choice, model=model):
             yield

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from ....names import STRATEGY_NAMES
-from ..contenders import CONTENDERS
 from ..output import to_json
 from .survey import Survey, is_exact, why_unknown
 
@@ -58,7 +57,7 @@ def rows(survey: Survey) -> list[dict[str, str]]:
     """The table, a line for each mode: by heading, without what was not measured."""
     lines = []
     for name, drift in survey["drift"].items():
-        line = {"mode": name, "what it is": CONTENDERS[name]}
+        line = {"mode": name}
         for key, heading in HEADINGS.items():
             value = drift[key]
             if value is not None:
