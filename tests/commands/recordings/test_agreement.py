@@ -23,7 +23,7 @@ def recording():
 
 @pytest.fixture(scope="module")
 def model(recording):
-    weights = KIT / "weights" / "big_vision.npz"
+    weights = KIT / "weights" / "transformers.safetensors"
     return load_model(MODEL, weights, num_heads=recording.about["heads"], **TRAINED)[0]
 
 

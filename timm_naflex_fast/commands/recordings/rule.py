@@ -166,12 +166,12 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
             own_pixels = by_precision.get(OWN_PIXELS, {})
             for measure, limit in own_pixels.items():
                 limits[measure] += moved * limit
-                wider = round(moved, 2)  # so little moves nothing
+                wider = moved
         stage = Stage(name, right, written, reference.about["std"], limits, wider)
         found.append(stage)
         if name == "pixels":
             pixels = [stage.differences(one, right[one])["pixel"].max() for one in written]
-            moved = min(1.0, max(pixels))
+            moved = round(min(1.0, max(pixels)), 4)  # less moves nothing
     return found
 
 

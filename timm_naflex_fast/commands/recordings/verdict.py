@@ -31,6 +31,7 @@ def sentences(found: Comparison) -> list[str]:
         )
     first = found.first
     reason = found.reason
+    decided = first or found.rows[-1]
     if first and reason:
         count = len(first.parting)
         said.append(
@@ -45,16 +46,17 @@ def sentences(found: Comparison) -> list[str]:
             )
         said.append(words)
     else:
-        last = found.rows[-1]
         noise = f"{found.precision}'s rounding"
-        if last.moved:
-            noise = (
-                f"what its own pixels move (they differ by up to {last.moved:.2f} grey levels; small "
-                "mistakes hide behind that, so compare again, from the recorded pixels)"
-            )
+        if decided.moved:
+            noise = "what its own pixels move"
         said.append(
-            f"equal within {noise}, on {last.compared} pictures: {last.stage} differs by "
-            f"{last.share:.1e} (limit {last.limit:.1e}, by {last.measure})"
+            f"equal within {noise}, on {decided.compared} pictures: {decided.stage} differs by "
+            f"{decided.share:.1e} (limit {decided.limit:.1e}, by {decided.measure})"
+        )
+    if decided.moved:
+        said.append(
+            f"its own pixels differ by up to {decided.moved:.2g} grey levels, so the limits are wider, "
+            "and smaller mistakes hide: compare again, from the recorded pixels"
         )
     if found.not_written:
         said.append(f"not written by the port, so not compared: {', '.join(found.not_written)}")
