@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
 
 MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli"]
-RECOGNISED = "index.json: transformers"
+RECOGNISED = "weights: file model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")

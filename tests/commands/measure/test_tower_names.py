@@ -49,7 +49,7 @@ def test_googles_release_gives_the_same_model(form, release, tmp_path):
     loaded, words = load_model(FAMILY, tmp_path / "siglip2_b16_naflex.npz", **SIZES)
     timms = load_file(WEIGHTS / "timm.safetensors")
     torch.testing.assert_close(dict(loaded.state_dict()), timms, rtol=0, atol=0)
-    assert words == "file siglip2_b16_naflex.npz: big_vision"
+    assert words == "file siglip2_b16_naflex.npz"
 
 
 SCALE = "params/img/Transformer/encoderblock_1/LayerNorm_0/scale"

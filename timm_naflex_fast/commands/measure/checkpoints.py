@@ -23,7 +23,7 @@ from .weight_files import Tensors, read_tensors
 # How the name of each library's patch embedding ends; what stands before it stands before all names
 # of the tower. timm's are those of a NaFlexVit and of a ViT; open_clip holds timm's tower.
 TRANSFORMERS = "embeddings.patch_embedding.weight"
-PATCH_EMBEDDING = re.compile(rf"(.*?)({TRANSFORMERS}|embeds.proj.weight|patch_embed.proj.weight)")
+PATCH_EMBEDDING = re.compile(rf"(.*?)(?:{TRANSFORMERS}|embeds.proj.weight|patch_embed.proj.weight)")
 # How PEFT names what it adds to a model, and what it adds to.
 ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 # Attention heads of the published towers, by their channels: no tensor of timm's or transformers'
@@ -31,9 +31,7 @@ ADAPTER = re.compile(r"\.base_layer\.|\b(lora|ia3|hada|lokr|vera|oft|boft)_")
 HEADS = {768: 12, 1152: 16}
 
 
-def read_checkpoint(
-    file: Path, given: Mapping[str, Any] = {}
-) -> tuple[str, Tensors, dict[str, Any]]:
+def read_checkpoint(file: Path, given: Mapping[str, Any] = {}) -> tuple[Tensors, dict[str, Any]]:
     """Read weights in timm's or transformers' form.
 
     Args:
@@ -42,29 +40,27 @@ def read_checkpoint(
             ``patchify_channels_last`` count.
 
     Returns:
-        The library that wrote them; the tensors under timm's names; and timm's options for a tower of
-        this size, none for timm's own weights.
+        The tensors under timm's names; and timm's options for a tower of this size, none for timm's
+        own weights.
 
     Raises:
-        ValueError: it holds two towers, or one of transformers that lacks tensors or has others than
-            Siglip2, counted and named; or its number of heads is not known. A file that is damaged
-            raises what its reader raises.
+        ValueError: an adapter of PEFT, or two towers; or one of transformers that lacks tensors or
+            has others than Siglip2, counted and named, whose patch embedding is a convolution, or
+            whose number of heads is not known. A file that is damaged raises what its reader raises.
     """
-    tensors = read_tensors(file)
-    library, prefix = _recognise(tensors)
-    tower: Tensors = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-    if library == "timm":
-        return library, tower, {}
+    tower = _image_tower(read_tensors(file))
+    if TRANSFORMERS not in tower:
+        return tower, {}
+    if tower[TRANSFORMERS].ndim != 2:
+        raise ValueError(
+            "a patch embedding that is a convolution: weights of one size, not of NaFlex"
+        )
     tower = from_transformers(tower)
     heads = given.get("num_heads") or read_config(file.parent).get("num_attention_heads")
     options = sizes(tower, heads)
     if given.get("patchify_channels_last") is False:
         tower = {**tower, PATCHES: channels_first(tower[PATCHES])}
-    return library, tower, options
+    return tower, options
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -82,12 +78,11 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     return {"num_attention_heads": 12, **config}
 
 
-def _recognise(tensors: Tensors) -> tuple[str, str]:
-    """The library that wrote them, and what stands before the names of the image tower.
+def _image_tower(tensors: Tensors) -> Tensors:
+    """The image tower among these tensors, its names without what stands before all of them.
 
     Raises:
-        ValueError: an adapter of PEFT, several towers, or one of another library whose patch
-            embedding is a convolution.
+        ValueError: an adapter of PEFT, or several towers.
     """
     adapted = [name for name in tensors if ADAPTER.search(name)]
     if adapted:
@@ -95,20 +90,17 @@ def _recognise(tensors: Tensors) -> tuple[str, str]:
             f"an adapter of PEFT, alone or not merged ({', '.join(adapted[:2])}): save what "
             "merge_and_unload() returns"
         )
-    found = [match for match in map(PATCH_EMBEDDING.fullmatch, tensors) if match]
+    found = [match[1] for match in map(PATCH_EMBEDDING.fullmatch, tensors) if match]
     if not found:
-        return "timm", ""
+        return tensors
     if len(found) > 1:
-        prefixes = ", ".join(match[1] for match in found)
-        raise ValueError(f"{len(found)} image towers in one file ({prefixes})")
-    prefix, end = found[0].groups()
-    if end != TRANSFORMERS:
-        return "timm", prefix
-    if tensors[prefix + end].ndim != 2:
-        raise ValueError(
-            "a patch embedding that is a convolution: weights of one size, not of NaFlex"
-        )
-    return "transformers", prefix
+        raise ValueError(f"{len(found)} image towers in one file ({', '.join(found)})")
+    prefix = found[0]
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def sizes(tower: Tensors, heads: int | None = None) -> dict[str, Any]:

@@ -133,7 +133,9 @@ def load_model(
     with load_errors(what):
         torch.manual_seed(0)  # also for a head that is not in the weights
         if checkpoint is not None:
-            model, weights = _with_file(name, checkpoint, more)
+            file = find_weights(checkpoint)
+            model = _with_file(name, file, more)
+            weights = f"file {printable(file.name)}"
         elif random_weights:
             model = timm.create_model(name, **more)
             _smooth(model.embeds.pos_embed)
@@ -145,18 +147,16 @@ def load_model(
     return model.eval().to(getattr(torch, dtype)), weights
 
 
-def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any, str]:
+def _with_file(name: str, file: Path, given: dict[str, Any]) -> Any:
     """A NaFlexVit with the weights of a file, which timm converts as it does those of the hub."""
     import timm
     from timm.models.naflexvit import checkpoint_filter_fn
 
-    file = find_weights(path)
-    words = f"file {printable(file.name)}: "
     if file.suffix == ".npz":  # Google's, which timm itself reads
         model = timm.create_model(name, **{"num_classes": 0, **given})
         model.load_pretrained(str(file))
-        return model, words + "big_vision"
-    library, tensors, options = read_checkpoint(file, given)
+        return model
+    tensors, options = read_checkpoint(file, given)
     # First with the file's own head, so that all of it has to fit.
     own = len(tensors.get("head.weight", ()))
     model = timm.create_model(name, **options | given | {"num_classes": own})
@@ -164,7 +164,7 @@ def _with_file(name: str, path: str | Path, given: dict[str, Any]) -> tuple[Any,
     classes = given.get("num_classes", own)
     if classes != own:
         model.reset_classifier(classes)
-    return model, words + library
+    return model
 
 
 def _smooth(table: Any) -> None:
