@@ -92,7 +92,7 @@ def checked(table: Any, size: Any, result: Any) -> tuple[Array, FrameSizes, Arra
     if cells.ndim != 3 or tokens.shape != (sum(counts), cells.shape[2]):
         raise ValueError(
             f"table must be (H0, W0, C) and result ({sum(counts)}, C), channels last; got "
-            f"{tuple(table.shape)} and {tuple(result.shape)}"
+            f"{cells.shape} and {tokens.shape}"
         )
     is_resampled = {(h, w) for _, h, w in sizes} != {cells.shape[:2]}
     tells = np.ptp(cells, (0, 1)).any() and tokens.any()

@@ -65,10 +65,8 @@ def reason_of(
     if known:
         return min(known, key=distance)
     first = stages[0]
-    words = ""
-    if not first.moved:  # what its own pixels move is no precision
-        words = precision_hint(first, reference, precision)
-    if not words:
+    words = precision_hint(first, reference, precision)
+    if not words or first.moved:  # what its own pixels move is no precision
         words = describe(first, parting)
     return Reason(words, False, tuple(parting))
 
