@@ -11,7 +11,6 @@ from .against import FILTERS, NEEDED, source_of
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
-LENGTH = 256  # most patches, where nothing says another number
 DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
 
 
@@ -83,7 +82,7 @@ def record(options: argparse.Namespace) -> int:
     if not options.no_mistakes:
         tried = mistakes_of(len(model.blocks), options.mistakes)
     if options.library == "timm":
-        length = options.max_seq_len or LENGTH
+        length = options.max_seq_len or 256  # as --help says
         source = timm_source(model, length, options.interpolation, options.mode)
     else:
         source = source_of(options, model)

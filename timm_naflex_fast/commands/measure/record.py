@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from ..recordings.format import (
-    FORMAT,
     OWN_PIXELS,
     VERSION,
     Array,
@@ -27,7 +26,6 @@ from .pipelines import Pictures, Source
 # hardware cuts the operands of products off where float16 rounds, which moves up to twice as much.
 ROOM = {"tf32": 6.0, "float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
 ALL = 1.0  # of a number: no limit is larger
-FEW = 8  # pictures are enough
 
 
 def make_recording(
@@ -60,7 +58,7 @@ def make_recording(
     embeds = source.model.embeds
     table: Array = embeds.pos_embed[0].detach().numpy()  # (H0, W0, C)
     written = {
-        "format": FORMAT,
+        "format": "naflex-recording",
         "version": VERSION,
         **about,
         "patch_size": embeds.patch_size[0],
@@ -84,7 +82,7 @@ def with_limits(recording: Recording, source: Source) -> Recording:
     Float32's limits are fixed. Those of lower precisions, and of pixels that another resizer
     rounded, are measured: the pipeline runs so, on the first pictures.
     """
-    given = recording.stages[:FEW]
+    given = recording.stages[:8]  # pictures are enough
     std = recording.about["std"]
     random = np.random.default_rng(0)
     noisy = []

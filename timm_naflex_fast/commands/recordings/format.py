@@ -22,7 +22,6 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Stages = dict[str, Array]  # of one picture, by stage: grid (2,), tokens (h * w, C), pooled (D,)
 
-FORMAT = "naflex-recording"
 VERSION = 2
 TABLE = "table"
 OWN_PIXELS = "own_pixels"  # among limits: what pixels of another resizer move

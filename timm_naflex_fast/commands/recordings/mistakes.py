@@ -28,8 +28,7 @@ PLACES = (
     HERE / NAME,  # in an installed package
     HERE.parents[2] / "examples" / NAME,
 )
-MOST = 4  # pictures of which a mistake's numbers are kept
-TRIED = 4  # mistakes are run on the first pictures: a base model takes a second for each
+TRIED = 4  # pictures: a base model takes a second for each, and each takes space
 
 
 class Mistake(NamedTuple):
@@ -215,7 +214,7 @@ def with_mistakes(
         entries.append({**mistake._asdict(), "stage": stage, "pictures": list(showing)})
         # Of a mistake of the picture the pixels, too: many give one grid.
         wanted = {stage, "pixels", "pooled"}
-        for number in list(showing)[:MOST]:
+        for number in list(showing)[:TRIED]:
             made = showing[number]
             for name in wanted.intersection(made):
                 arrays[f"{mistake.name}/{number:03}.{name}"] = sampled(made[name])
