@@ -25,7 +25,14 @@ GATHERS = {"index", "index_select", "gather", "embedding"}
 BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
 SCATTERS = {"index_add_", "index_put_", "_index_put_impl_", "scatter_add_"}
 OVERWRITES = {"copy_", "zero_", "fill_"}  # they write their first argument without reading it
-EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+EMPTY = {
+    "_debug_has_internal_overlap",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 # For these the host waits for the device: operators whose result is a number, or has a size that
 # depends on numbers; and functions that call no operator on a CPU.
