@@ -95,8 +95,8 @@ def add_pos_embed_(
     >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
-    x = _checked_floats(x, "x")
-    table = _checked_table(table, "table", "H0, W0, C", x)
+    _check_floats(x, "x")
+    _check_table(table, "table", "H0, W0, C", x)
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
@@ -149,9 +149,9 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x = _checked_floats(x, "x")
-    table_y = _checked_table(table_y, "table_y", "H0, C", x)
-    table_x = _checked_table(table_x, "table_x", "W0, C", x)
+    _check_floats(x, "x")
+    _check_table(table_y, "table_y", "H0, C", x)
+    _check_table(table_x, "table_x", "W0, C", x)
     check_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
     table = PositionTable((table_y, table_x))
@@ -208,7 +208,7 @@ def resample_pos_embeds(
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
     torch.Size([2, 64, 8])
     """
-    table = _checked_table(table, "table", "H0, W0, C")
+    _check_table(table, "table", "H0, W0, C")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     if padding not in ("zeros", "first"):
@@ -242,7 +242,7 @@ def resample_pos_embed(
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    table = _checked_table(table, "table", "H0, W0, C")
+    _check_table(table, "table", "H0, W0, C")
     h, w = check_size(size)
     # First, because the embeddings come back in the dtype of the table.
     table = table.to(torch.promote_types(table.dtype, torch.float32))
@@ -299,9 +299,9 @@ def _checked_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _checked_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> Tensor:
-    """A table of this shape, with a leading 1 or not; if there are tokens ``x``, on their device."""
-    table = _checked_floats(table, name)
+def _check_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> None:
+    """It must have this shape, with a leading 1 or not; if there are tokens ``x``, on their device."""
+    _check_floats(table, name)
     # PyTorch itself adds whatever is in memory where a table of the device meta should be.
     if x is not None and table.device != x.device:
         raise ValueError(f"{name} must be on the device of x, {x.device}; got {table.device}")
@@ -311,13 +311,11 @@ def _checked_table(table: Any, name: str, shape: str, x: Tensor | None = None) -
     if table.ndim != ndim and not has_batch_axis:
         got = tuple(table.shape)
         raise ValueError(f"{name} must have shape ({shape}) or (1, {shape}); got {got}")
-    return table
 
 
-def _checked_floats(tensor: Any, name: str) -> Tensor:
-    """The tensor itself, of one of the dtypes that PyTorch computes in."""
+def _check_floats(tensor: Any, name: str) -> None:
+    """It must be of one of the dtypes that PyTorch computes in."""
     check_numbers(tensor, name)
     if tensor.dtype not in FLOATS:
         valid = "float16, bfloat16, float32 or float64"
         raise ValueError(f"{name} must be floating point, {valid}; got {tensor.dtype}")
-    return tensor

@@ -45,13 +45,6 @@ class Strategy:
     reference: Reference = LOOP
 
 
-def sparse_sums(
-    table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
-) -> Embeddings:
-    """Sums of the few rows that each cell reads, in float32, for tokens of float64 in float64."""
-    return sparse.resample(table.whole(), sizes, spec, torch.promote_types(dtype, torch.float32))
-
-
 def interpolated(
     table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
 ) -> Embeddings:
@@ -61,8 +54,8 @@ def interpolated(
 
 
 _ALL = (
-    Strategy("matmul", sparse_sums),
+    Strategy("matmul", sparse.resample),
     Strategy("interpolate_cached", interpolated),
-    Strategy("grid_sample", sparse_sums, reference=FLAG),
+    Strategy("grid_sample", sparse.resample, reference=FLAG),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

@@ -10,7 +10,7 @@ RADIO = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preservin
 
 
 def steps_of(h, w, table_size, spec, transpose=False):
-    return resize_steps(h, w, table_size, spec, transpose, torch.float32, torch.device("cpu"))
+    return resize_steps((h, w), table_size, spec, transpose, torch.float32, torch.device("cpu"))
 
 
 def test_a_step_reads_only_what_pytorch_reads():

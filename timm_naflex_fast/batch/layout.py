@@ -112,8 +112,8 @@ class OneGrid(NamedTuple):
 
     def coordinates(self, x: Tensor) -> Tensor:
         """(1, h*w, 2), for all samples, in a graph."""
-        h, w = (torch.full((1,), n, device=x.device) for n in self)
-        return row_major(torch.stack((h, w), 1), x.shape[1])
+        cell = torch.arange(x.shape[1], device=x.device)
+        return torch.stack((cell // self.w, cell % self.w), -1)[None]
 
     def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
         """One grid. ``x`` (B, h*w, C) has one token for each cell."""
@@ -157,7 +157,7 @@ class Sizes(NamedTuple):
             # An image's padding comes after its last frame.
             if self.length is not None:
                 padding = slice(end, first + self.length)
-                if self.embeds_padding and padding.stop > end:
+                if self.embeds_padding:
                     of_size.append(Run(row, padding, 1))
                 end = padding.stop
         return end, Plan(runs, spec)
@@ -213,8 +213,6 @@ def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:
     Raises:
         ValueError: not one size (h, w) for each sample, or those of ``Sizes.on_host``.
     """
-    if isinstance(grid_sizes, Tensor):
-        check_numbers(grid_sizes, "grid_sizes")
     batch, length, _ = x.shape
     shape = torch.as_tensor(grid_sizes).shape
     if shape != (batch, 2):
@@ -251,9 +249,10 @@ def sizes_on_host(grid_sizes: Any) -> FrameSizes:
     Raises:
         ValueError: another shape or dtype, or a size below 1.
     """
+    listed = grid_sizes
     if isinstance(grid_sizes, Tensor):
         check_numbers(grid_sizes, "grid_sizes")
-    listed = grid_sizes.tolist() if hasattr(grid_sizes, "tolist") else grid_sizes
+        listed = grid_sizes.tolist()  # one copy from a device, not one for each number
     sizes: FrameSizes = []
     try:
         for size in listed:

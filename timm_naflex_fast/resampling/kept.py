@@ -51,8 +51,8 @@ class _Entry:
     nbytes: int  # about what it takes in memory
     result: Any = None  # by arguments
     # Of sources:
-    versions: list[int] = field(default_factory=list)
-    copies: list[bytearray] = field(default_factory=list)  # the bytes that they held; at first none
+    versions: tuple[int, ...] = ()
+    copies: tuple[bytearray, ...] = ()  # the bytes that they held; at first none
     tensors: dict[Hashable, Tensor] = field(default_factory=dict)
 
 
@@ -180,10 +180,8 @@ def unseen() -> Iterator[None]:
 
 def _entry_of(sources: Sources) -> _Entry | None:
     """The entry of these sources, with copies of what they hold; None in the first call with that."""
-    versions = []
-    for source in sources:
-        # An inference tensor has no version, so any constant will do.
-        versions.append(0 if source.is_inference() else source._version)
+    # An inference tensor has no version, so any constant will do.
+    versions = tuple(0 if source.is_inference() else source._version for source in sources)
     place = _place(sources)
     entry = _use(place)
     # As far as the versions tell, which cost nothing.
@@ -192,7 +190,7 @@ def _entry_of(sources: Sources) -> _Entry | None:
         return None
     if not entry.copies:
         with unseen():
-            copies = [bytearray(_bytes(source)) for source in sources]
+            copies = tuple(bytearray(_bytes(source)) for source in sources)
         nbytes = ENTRY_BYTES + sum(TENSOR_BYTES + len(copy) for copy in copies)
         entry = _Entry(nbytes, None, versions, copies)
         _keep(place, entry)
@@ -226,10 +224,9 @@ def _tensor_in(copy: bytearray, like: Tensor) -> Tensor:
 
 def _place(sources: Sources) -> Hashable:
     """Where the sources lie in memory, and how."""
-    place: list[Hashable] = []
-    for source in sources:
-        place += [source.data_ptr(), source.dtype, source.shape, source.stride()]
-    return tuple(place)
+    return tuple(
+        (source.data_ptr(), source.dtype, source.shape, source.stride()) for source in sources
+    )
 
 
 def _use(key: Hashable) -> _Entry | None:

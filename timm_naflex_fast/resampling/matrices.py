@@ -127,10 +127,12 @@ def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
 
 def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec, batch_max: int) -> Tensor:
     """Signals (n0, K), resized to n cells, of which the first ``keep`` are kept: (keep, K)."""
-    if spec.reference == OLDER_FLAG:
-        resized = sample_signals(signals, affine_positions(n, batch_max), spec)
-    elif spec.samples():
-        resized = sample_signals(signals, cell_positions(n, spec.align_corners), spec)
+    if spec.samples():
+        if spec.reference == OLDER_FLAG:
+            positions = affine_positions(n, batch_max)
+        else:
+            positions = cell_positions(n, spec.align_corners)
+        resized = sample_signals(signals, positions, spec)
     elif spec.interpolation == "linear":
         resized = interpolate(signals, (n,), spec, signals.dtype)[0]
     else:
@@ -167,6 +169,5 @@ def affine_positions(n: int, batch_max: int) -> Tensor:
     That grid is as long as the longest of the batch, ``batch_max``.
     """
     zoom = torch.tensor(batch_max, dtype=torch.float32, device="cpu") / n
-    theta = torch.stack((zoom, zoom - 1))[None, None]
-    theta = F.pad(theta, (1, 0, 1, 0))  # (1, 2, 3); nothing reads x
+    theta = zoom.new_tensor([[[0, 0, 0], [0, zoom, zoom - 1]]])  # nothing reads x
     return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]

@@ -37,6 +37,7 @@ from .dense import Embeddings
 from .kept import kept_by_arguments
 from .matrices import Taps, axis_taps
 from .spec import ResizeSpec, Size
+from .tables import PositionTable
 
 
 class SparseSum(NamedTuple):
@@ -68,23 +69,23 @@ They are two, or one for both axes, or none: a copy.
 
 @kept_by_arguments
 def resize_steps(
-    h: int,
-    w: int,
+    size: Size,
     table_size: Size,
     spec: ResizeSpec,
     transpose: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ResizeSteps:
-    """The steps from a table to a grid (h, w); with ``transpose`` those of the transposed map."""
-    if (h, w) == spec.own_size(table_size):
+    """The steps from a table to a grid of this size; with ``transpose`` those of the transposed map."""
+    if size == spec.own_size(table_size):
         return ()
+    h, w = size
     h0, w0 = table_size
     height, width = spec.resized_size(h, w)
     longest_h, longest_w = spec.batch_max
     y = axis_taps(h, height, h0, spec, longest_h, dtype, transpose)
     x = axis_taps(w, width, w0, spec, longest_w, dtype, transpose)
-    if both_axes_together(len(y.rows), len(x.rows), (h, w), w0):
+    if both_axes_together(len(y.rows), len(x.rows), size, w0):
         return (_kron(y, x, device, without_empty_rows=transpose),)
     # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell.
     along_y = _kron(y, _identity(1, y), device)
@@ -111,14 +112,15 @@ def both_axes_together(reads_y: int, reads_x: int, grid: Size, w0: int) -> bool:
 
 
 def resample(
-    table: Tensor, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
+    table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
 ) -> Embeddings:
-    """The embeddings of each size from a table ([1,] H0, W0, C), in ``dtype``.
+    """The embeddings of each size for tokens of ``dtype``: in float32, or float64 for float64.
 
     Those of the table's own size are the table itself, not converted.
     """
-    h0, w0, channels = table.shape[-3:]
-    flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
+    whole = table.whole()
+    h0, w0, channels = whole.shape[-3:]
+    flat = whole.reshape(-1, channels).contiguous()  # (H0*W0, C)
     own_size = spec.own_size((h0, w0))
     to_sum = []
     for size in sizes:
@@ -129,21 +131,22 @@ def resample(
     if not to_sum:
         return
 
+    dtype = torch.promote_types(dtype, torch.float32)
     source = flat.to(dtype)
     table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
     # Grids of one height share the sum along y.
     for same_height in _by_height(to_sum, spec):
         after_y = None  # (h*W0, C), shared by all grids of this height
-        for h, w in same_height:
-            steps = resize_steps(h, w, (h0, w0), spec, False, dtype, table.device)
+        for size in same_height:
+            steps = resize_steps(size, (h0, w0), spec, False, dtype, flat.device)
             if len(steps) == 1:
-                yield (h, w), steps[0](source)
+                yield size, steps[0](source)
                 continue
             along_y, along_x = steps
             # Only when the first of them needs it: the others may sum both axes at once.
             if after_y is None:
                 after_y = along_y(table_rows).view(-1, channels)
-            yield (h, w), along_x(after_y)
+            yield size, along_x(after_y)
 
 
 def gradient(
@@ -166,7 +169,7 @@ def gradient(
         after_y = BlockSum(h * w0, dtype)
         along_y = None
         for size in same_height:
-            steps = resize_steps(*size, (h0, w0), spec, True, dtype, device)
+            steps = resize_steps(size, (h0, w0), spec, True, dtype, device)
             # A view of the tokens' gradient, perhaps: so none of the sums below writes into it.
             summed = gradient_of(size)
             if len(steps) == 2:
