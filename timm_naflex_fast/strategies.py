@@ -29,9 +29,9 @@ class Strategy:
     """One way to resample position tables. It has no state.
 
     ``resample(table, sizes, spec, dtype)`` gives each size with the embeddings (h*w, C) of its grid,
-    one at a time if possible, for tokens of ``dtype``, to which they are cast later. Only the eager backend
-    calls it, also inside the compiled operator. The traceable backend computes the result of
-    ``reference`` in its own form.
+    one at a time if possible, for tokens of ``dtype``, to which they are cast later. Only the eager
+    backend calls it, also inside the compiled operator. The traceable backend computes the result
+    of ``reference`` in its own form.
 
     Args:
         name: as in ``names.STRATEGY_NAMES``.
@@ -45,17 +45,9 @@ class Strategy:
     reference: Reference = LOOP
 
 
-def interpolated(
-    table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
-) -> Embeddings:
-    """timm's own calls of ``F.interpolate``, in float32 whatever ``dtype`` is."""
-    for size in sizes:
-        yield size, table.interpolated(size, spec, dtype)
-
-
 _ALL = (
     Strategy("matmul", sparse.resample),
-    Strategy("interpolate_cached", interpolated),
+    Strategy("interpolate_cached", PositionTable.interpolated),
     Strategy("grid_sample", sparse.resample, reference=FLAG),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

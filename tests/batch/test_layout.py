@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from timm_naflex_fast.batch.layout import sizes_on_host
+from timm_naflex_fast.batch.layout import Sizes
 
 VALID = {
     "array": np.array([(3, 4), (4, 5)]),
@@ -26,7 +26,7 @@ INVALID = {
 
 @pytest.mark.parametrize("name", VALID)
 def test_sizes_of_other_libraries_become_pythons_integers(name):
-    found = sizes_on_host(VALID[name])
+    found = Sizes(VALID[name]).on_host()
     assert found == [(1, 3, 4), (1, 4, 5)]
     for size in found:
         assert {type(n) for n in size} == {int}
@@ -36,4 +36,4 @@ def test_sizes_of_other_libraries_become_pythons_integers(name):
 def test_what_are_no_sizes_is_named_with_what_sizes_are(name):
     message = r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"
     with pytest.raises(ValueError, match=message):
-        sizes_on_host(INVALID[name])
+        Sizes(INVALID[name]).on_host()

@@ -35,7 +35,7 @@ A frozen table whose grids are new goes the second way without autograd.
 import torch
 from torch import Tensor
 
-from ..batch.layout import Sizes, TokenLayout, row_major, sizes_on_host
+from ..batch.layout import Sizes, TokenLayout, row_major
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
@@ -101,7 +101,7 @@ def resample(
         raise ValueError(
             "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
         )
-    counts = [t * h * w for t, h, w in sizes_on_host(sizes.values)]
+    counts = [t * h * w for t, h, w in sizes.on_host()]
     length = max(counts, default=0)
     padded = _resample_in_graph(table, sizes, length, spec, strategy, context)
     images = [image[:count] for image, count in zip(padded, counts)]

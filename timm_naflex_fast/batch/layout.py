@@ -163,14 +163,30 @@ class Sizes(NamedTuple):
         return end, Plan(runs, spec)
 
     def on_host(self) -> FrameSizes:
-        """The sizes, as (t, h, w).
+        """The sizes, as (t, h, w). A tensor is read from its device.
 
         Raises:
-            ValueError: those of ``sizes_on_host``; ``merge`` does not divide a size; ``length`` is
-                less than the tokens of an image.
+            ValueError: other shapes or dtypes, a size below 1; ``merge`` does not divide a size;
+                ``length`` is less than the tokens of an image.
         """
-        sizes = sizes_on_host(self.values)
+        listed = self.values
+        if isinstance(listed, Tensor):
+            check_numbers(listed, "grid_sizes")
+            listed = listed.tolist()  # one copy from a device, not one for each number
+        sizes: FrameSizes = []
+        try:
+            for size in listed:
+                *frames, h, w = map(operator.index, size)
+                (t,) = frames or (1,)
+                sizes.append((t, h, w))
+        except (TypeError, ValueError):
+            sizes = [(0, 0, 0)]  # which is refused
         for number, (t, h, w) in enumerate(sizes):
+            if min(t, h, w) < 1:
+                raise ValueError(
+                    "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least "
+                    f"1, shape (B, 2) or (B, 3); got {listed}"
+                )
             if h % self.merge or w % self.merge:
                 raise ValueError(
                     f"merge must divide every height and width; {self.merge} does not divide "
@@ -238,35 +254,6 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     y = block // blocks * merge + inner // merge  # (B, length)
     x = block % blocks * merge + inner % merge
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
-
-
-def sizes_on_host(grid_sizes: Any) -> FrameSizes:
-    """Sizes (B, 2) as (h, w) or (B, 3) as (t, h, w), as (t, h, w).
-
-    ``grid_sizes``: a tensor, an array or a sequence, of integers. It is read from a device only if
-    it is there.
-
-    Raises:
-        ValueError: another shape or dtype, or a size below 1.
-    """
-    listed = grid_sizes
-    if isinstance(grid_sizes, Tensor):
-        check_numbers(grid_sizes, "grid_sizes")
-        listed = grid_sizes.tolist()  # one copy from a device, not one for each number
-    sizes: FrameSizes = []
-    try:
-        for size in listed:
-            *frames, h, w = map(operator.index, size)
-            (t,) = frames or (1,)
-            if min(t, h, w) < 1:
-                raise ValueError
-            sizes.append((t, h, w))
-    except (TypeError, ValueError):
-        raise ValueError(
-            "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, "
-            f"shape (B, 2) or (B, 3); got {listed}"
-        ) from None
-    return sizes
 
 
 @kept_by_arguments

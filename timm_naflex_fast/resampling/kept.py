@@ -171,10 +171,11 @@ def unseen() -> Iterator[None]:
 
     A kept inference tensor could not be used in training later.
     """
-    no_modes = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
+    no_functions = torch._C.DisableTorchFunction()
+    no_operators = torch._C._DisableTorchDispatch()
     on_cpu = torch.autocast("cpu", enabled=False)
     on_cuda = torch.autocast("cuda", enabled=False)
-    with no_modes[0], no_modes[1], torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
+    with no_functions, no_operators, torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
         yield
 
 
@@ -245,26 +246,19 @@ def _keep(key: Hashable, entry: _Entry) -> None:
         _drop(key)
         _entries[key] = entry
         _nbytes += entry.nbytes
-        _drop_oldest()
+        # What was just put in may go as well.
+        while _nbytes > _limit and _entries:
+            _drop(next(iter(_entries)))
 
 
 def _keep_tensor(place: Hashable, entry: _Entry, key: Hashable, tensor: Tensor) -> None:
     """Put a tensor into an entry of sources, unless another thread has replaced the entry."""
-    global _nbytes
     with _lock:
-        if _entries.get(place) is not entry or key in entry.tensors:
-            return
-        entry.tensors[key] = tensor
-        nbytes = _bytes_of(tensor)
-        entry.nbytes += nbytes
-        _nbytes += nbytes
-        _drop_oldest()
-
-
-def _drop_oldest() -> None:
-    """Drop the oldest in use while there is too much; what was just put in may go as well."""
-    while _nbytes > _limit and _entries:
-        _drop(next(iter(_entries)))
+        if _entries.get(place) is entry and key not in entry.tensors:
+            _drop(place)
+            entry.tensors[key] = tensor
+            entry.nbytes += _bytes_of(tensor)
+            _keep(place, entry)
 
 
 def _drop(key: Hashable) -> None:

@@ -8,11 +8,13 @@ their sum: the error (RMS) is 0.68 of timm's (30 cases, bfloat16 and float16).
 Tests: tests/contract/test_backends.py.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .dense import Embeddings
 from .matrices import interpolate
 from .spec import ResizeSpec, Size
 
@@ -45,20 +47,25 @@ class PositionTable:
         dtype = torch.promote_types(rows.dtype, torch.float32)
         return rows.to(dtype)[:, None] + columns.to(dtype)
 
-    def interpolated(self, size: Size, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
-        """The embeddings (h*w, C) by timm's own calls of ``F.interpolate``, in float32.
+    def interpolated(
+        self, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
+    ) -> Embeddings:
+        """The embeddings (h*w, C) of each size by timm's own calls of ``F.interpolate``, in float32.
 
         Those of two tables in ``dtype``: timm casts each before it adds them.
         """
-        if len(self.parts) == 2:
-            return self._interpolated_lines(size, spec, dtype)
-        h, w = size
-        (resized,) = self.parts
-        if size != spec.own_size(self.size):
-            resized = interpolate(resized, spec.resized_size(h, w), spec)
-            if spec.ar_preserving:
-                resized = resized[:, :h, :w]
-        return resized.reshape(h * w, -1)
+        own_size = spec.own_size(self.size)
+        for size in sizes:
+            if len(self.parts) == 2:
+                yield size, self._interpolated_lines(size, spec, dtype)
+                continue
+            h, w = size
+            (resized,) = self.parts
+            if size != own_size:
+                resized = interpolate(resized, spec.resized_size(h, w), spec)
+                if spec.ar_preserving:
+                    resized = resized[:, :h, :w]
+            yield size, resized.reshape(h * w, -1)
 
     def _interpolated_lines(self, size: Size, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
         """The same of two tables."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...batch.layout import FrameSizes, sizes_on_host
+from ...batch.layout import FrameSizes, Sizes
 from . import PRECISIONS
 from .conventions import Convention, conventions
 from .format import Array
@@ -81,7 +81,7 @@ def checked(table: Any, size: Any, result: Any) -> tuple[Array, FrameSizes, Arra
     cells = _float64("table", table)
     tokens = _float64("result", result)
     rows = torch.as_tensor(size)
-    sizes = sizes_on_host(torch.atleast_2d(rows))
+    sizes = Sizes(torch.atleast_2d(rows)).on_host()
     counts = [t * h * w for t, h, w in sizes]
     if cells.ndim == 4 and len(cells) == 1:
         cells = cells[0]
