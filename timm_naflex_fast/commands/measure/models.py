@@ -13,7 +13,6 @@ from .checkpoints import read_checkpoint
 from .output import one_line, printable
 from .weight_files import find_weights
 
-HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
 TAKEN = (
     "--checkpoint FILE takes timm's own weights, and SigLIP-2's NaFlex image tower as transformers, "
@@ -76,22 +75,6 @@ def check_model(name: str) -> None:
         )
 
 
-def check_hub(name: str) -> None:
-    """Find out whether a model's weights can be had, from the hub or from its cache.
-
-    Asked once, for ``HUB_SECONDS``: the hub's own library would go on asking for a minute.
-    """
-    import timm
-    from huggingface_hub import constants, get_session, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    repository = timm.get_pretrained_cfg(name).hf_hub_id
-    try:
-        snapshot_download(repository, local_files_only=True)
-    except LocalEntryNotFoundError:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-
-
 def load_model(
     name: str,
     checkpoint: str | Path | None = None,
@@ -124,6 +107,7 @@ def load_model(
     check_model(name)
     import timm
     import torch
+    from huggingface_hub import snapshot_download
 
     if name.startswith("vit_"):
         more["use_naflex"] = True
@@ -141,7 +125,9 @@ def load_model(
             _smooth(model.embeds.pos_embed)
             weights = "random, untrained, seed 0; position table of sines and cosines"
         else:
-            check_hub(name)
+            # Asks the hub once, or takes what is in its cache; timm would go on asking for a minute.
+            repository = timm.get_pretrained_cfg(name).hf_hub_id
+            snapshot_download(repository, allow_patterns="config.json")
             model = timm.create_model(name, pretrained=True, **more)
             weights = f"pretrained, {name}"
     return model.eval().to(getattr(torch, dtype)), weights
