@@ -337,7 +337,10 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
         found |= read_arrays(file)
     # Its own table is not looked at: what it makes of it is.
     found.pop(TABLE, None)
-    return read_stages(found, reference.order, reference.stages, folder)
+    stages = read_stages(found, reference.order, reference.stages, folder)
+    if not any(stages):
+        raise Unusable(f"{folder} holds no stage")
+    return stages
 
 
 # Writing ---------------------------------------------------------------------------------------

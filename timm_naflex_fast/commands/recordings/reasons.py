@@ -14,6 +14,7 @@ from .format import Array, Recording, sampled
 from .rule import Stage
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
+FITS = 0.4  # limits: so near, too. Of 216 faults planted in bfloat16 the right reasons are nearer
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
 
 Numbers = Iterator[tuple[int, Array]]  # what a mistake gives at a stage: of some pictures
@@ -137,7 +138,7 @@ def reason_if(words: str, stage: Stage, numbers: Numbers, parting: Sequence[int]
     found = {}
     for picture, mistaken in numbers:
         times = stage.worst(picture, mistaken).limits
-        if times > 1:
+        if times > FITS:
             return None
         if picture in parting:
             right = stage.reference[picture]
@@ -182,7 +183,7 @@ def describe(stage: Stage, parting: Sequence[int]) -> str:
         return f"the grid is {ours.astype(int).tolist()}, not {theirs.astype(int).tolist()}"
     # The factor by which the reference's numbers come nearest to the port's.
     factor = np.vdot(ours, theirs) / np.vdot(theirs, theirs)
-    if all(stage.worst(one, factor * stage.reference[one]).limits <= 1 for one in parting):
+    if all(stage.worst(one, factor * stage.reference[one]).limits <= FITS for one in parting):
         return f"every number is {factor:.6g} times the reference's"
     words = "no known mistake gives these numbers"
     for measure, off in stage.differences(picture, theirs).items():
