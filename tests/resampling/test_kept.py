@@ -54,6 +54,13 @@ def imported_again(monkeypatch, setting):
     return again
 
 
+@pytest.mark.parametrize("setting", ["abc", "-1", "1e3", "64.0"])
+def test_a_limit_that_is_no_number_of_mib_is_named(setting, monkeypatch):
+    message = f"TIMM_NAFLEX_FAST_CACHE_MIB must be a whole number of MiB; got '{setting}'"
+    with pytest.raises(ValueError, match=message):
+        imported_again(monkeypatch, setting)
+
+
 @pytest.mark.parametrize(
     ("setting", "mib"), [("", 512), ("0", 0), ("64", 64), ("16777216", 16777216)]
 )

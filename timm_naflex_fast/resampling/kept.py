@@ -56,7 +56,10 @@ class _Entry:
     tensors: dict[Hashable, Tensor] = field(default_factory=dict)
 
 
-_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or 512) * 2**20  # in bytes
+_mib = os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or "512"
+if not _mib.isdecimal():
+    raise ValueError(f"TIMM_NAFLEX_FAST_CACHE_MIB must be a whole number of MiB; got {_mib[:40]!r}")
+_limit = int(_mib) * 2**20  # in bytes
 # For whoever writes to the two that follow. Re-entrant: a signal handler may run a model meanwhile.
 _lock = threading.RLock()
 _entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the oldest use first
