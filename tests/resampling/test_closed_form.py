@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     want = axis_matrix(0, (n, n), n0, spec)
     exact = axis_matrix(0, (n, n), n0, spec, torch.float64)
 
-    got = axis_weights(torch.arange(n).double(), torch.tensor([n]).double(), n0, spec)
+    got = axis_weights(torch.arange(n).float(), torch.tensor([n]).float(), n0, spec)
 
     assert (got - want).abs().max() <= allowed(n0, spec)
     assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7

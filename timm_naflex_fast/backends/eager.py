@@ -91,13 +91,8 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     grid. So a table that is much larger than its grids is never compared.
     """
     own_size = plan.spec.own_size(table.size)  # its embeddings are the table itself
-    summed = 0
-    for h, w in plan.runs:
-        if (h, w) != own_size:
-            summed += h * w
-    compared = 0
-    for part in table.parts:
-        compared += part.shape[:-1].numel()
+    summed = sum(h * w for h, w in plan.runs if (h, w) != own_size)
+    compared = sum(part.shape[:-1].numel() for part in table.parts)
     return 2 * compared < 8 * summed
 
 

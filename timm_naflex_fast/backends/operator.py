@@ -6,12 +6,12 @@ on the host, so CUDA graphs leave it out.
 """
 
 import re
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..batch.layout import Coordinates
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable
@@ -29,8 +29,7 @@ Except ``batch_max``, which is read from the batch.
 
 # The compiler keeps graphs on disk, with the backward pass in them, and finds them by the names of
 # their operators: after an update, that of the release before would go on.
-_package = sys.modules[__name__.partition(".")[0]]
-_RELEASE = re.sub(r"\W", "_", _package.__version__)
+_RELEASE = re.sub(r"\W", "_", __version__)
 
 _options: dict[str, Any] = dict(mutates_args=())
 if hasattr(torch.Tag, "cudagraph_unsafe"):

@@ -60,18 +60,21 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
     if spec.samples():
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
     else:
-        coord = whole_numbers(patch_coord).clamp(max=MAX_COORDINATE)
-    length = coord.shape[1]
-    h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
+        coord = whole_numbers(patch_coord).clamp(-1, MAX_COORDINATE)
+    size = grid_sizes_from_coord(coord)[..., None]  # (B, 2, 1)
     if spec.samples():  # at any coordinate, of padding too
-        y, x = coord.unbind(-1)  # (B, N)
-        return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
+        positions = TokenPositions(*size.unbind(1), *coord.unbind(-1))
+        return positions, torch.ones_like(positions.y, dtype=torch.bool)
 
-    in_grid = torch.arange(length, device=coord.device) < h * w  # (B, N)
-    no_grid = (h < 1) | (w < 1) | (h * w > most_cells(length))  # (B, 1)
+    length = coord.shape[1]
+    h, w = size.unbind(1)  # (B, 1)
+    cells = h * w
+    in_grid = torch.arange(length, device=coord.device) < cells  # (B, N)
+    no_grid = (cells < 1) | (cells > most_cells(length))  # (B, 1)
     wrong = (in_grid & (coord < 0).any(-1)) | no_grid  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~in_grid[..., None], 0).to(torch.float32)
-    y, x = coord.masked_fill(wrong[..., None], torch.nan).unbind(-1)
-    return TokenPositions(h.clamp(min=1), w.clamp(min=1), y, x), in_grid | wrong
+    coord = coord.masked_fill(wrong[..., None], torch.nan)
+    size = size.clamp(min=1).to(torch.float32)
+    return TokenPositions(*size.unbind(1), *coord.unbind(-1)), in_grid | wrong

@@ -103,23 +103,17 @@ def make_factors(
 kept_factors = kept_by_arguments(make_factors)
 
 
-def _factors(
-    resize: KernelResize, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The factors: computed in a compiled graph, otherwise kept, as constants of other graphs."""
-    if torch.compiler.is_dynamo_compiling():
-        # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
-        # dynamic sizes, and break torch 2.4 on a second call in one graph.)
-        return make_factors(resize, dtype, device)
-    # Constants of an exported graph: few of its runtimes can solve linear equations.
-    return pinned(kept_factors(resize, dtype, device), device)
-
-
 def _resample(x: Tensor, resize: KernelResize) -> Tensor:
     """Resample ``x``, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
     h0, w0 = resize.old
     dtype = product_dtype(x)
-    rows, columns = _factors(resize, dtype, x.device)
+    if torch.compiler.is_dynamo_compiling():
+        # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
+        # dynamic sizes, and break torch 2.4 on a second call in one graph.)
+        rows, columns = make_factors(resize, dtype, x.device)
+    else:
+        # Constants of an exported graph: few of its runtimes can solve linear equations.
+        rows, columns = pinned(kept_factors(resize, dtype, x.device), x.device)
     kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
     return unrounded_product(unrounded_product(rows, kernels), columns).to(x.dtype)
 

@@ -26,8 +26,8 @@ class TokenPositions(NamedTuple):
     a coordinate is not finite.
     """
 
-    h: Tensor  # (B, 1)
-    w: Tensor  # (B, 1)
+    h: Tensor  # (B, 1) float32
+    w: Tensor  # (B, 1) float32
     y: Tensor  # (B, N) float32
     x: Tensor  # (B, N) float32
 

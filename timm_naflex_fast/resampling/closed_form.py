@@ -23,20 +23,27 @@ def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tens
     """Row ``position`` of the matrix that resizes an axis of ``n0`` cells to ``n``.
 
     Args:
-        position: any shape. A whole number, 0 <= position < n; with timm's grid_sample flag any
-            number; NaN gives NaN.
-        n: the cells to which the axis is resized; numbers that broadcast with ``position``.
+        position: float32, any shape. A whole number, 0 <= position < n; with timm's grid_sample
+            flag any number; NaN gives NaN.
+        n: the cells to which the axis is resized; float32, broadcasts with ``position``.
         n0: cells of the table on this axis.
         spec: its interpolation, antialias, align_corners and reference.
 
     Returns:
         The weights (..., n0), float32.
     """
-    if spec.antialias:
-        return _antialiased_weights(position, n, n0, spec)
-    taps, weights = tap_weights(position, n, n0, spec)  # (..., taps) each
-    is_read = taps[..., None] == torch.arange(n0, device=taps.device)  # (..., taps, n0)
-    return (weights[..., None] * is_read).sum(-2)
+    cells = torch.arange(n0, device=position.device)
+    if not spec.antialias:
+        taps, weights = tap_weights(position, n, n0, spec)  # (..., taps) each
+        is_read = taps[..., None] == cells  # (..., taps, n0)
+        return (weights[..., None] * is_read).sum(-2)
+    # The filter is stretched where the table shrinks, and taps outside the table are left out. All
+    # in PyTorch's order of operations.
+    scale = _scale(n, n0, spec)
+    centre = scale * (position + 0.5)
+    distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
+    weights = kernel(distance, spec)
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def tap_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
@@ -73,17 +80,6 @@ def kernel(distance: Tensor, spec: ResizeSpec) -> Tensor:
     return torch.where(distance < 1, near, far)
 
 
-def _antialiased_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
-    """The filter, stretched where the table shrinks; without the taps outside the table."""
-    scale = _scale(n.to(torch.float32), n0, spec)
-    centre = scale * (position.to(torch.float32) + 0.5)
-    cells = torch.arange(n0, device=centre.device, dtype=torch.float32)
-    # In PyTorch's order of operations.
-    distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
-    weights = kernel(distance, spec)
-    return weights / weights.sum(-1, keepdim=True)
-
-
 def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Table cells for each position, float32."""
     if not spec.align_corners:
@@ -93,7 +89,6 @@ def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Where a position lies on the table's axis, without antialiasing: float32."""
-    position, n = position.to(torch.float32), n.to(torch.float32)
     if spec.reference == OLDER_FLAG:
         return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
     if spec.samples():
