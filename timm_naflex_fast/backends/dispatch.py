@@ -35,7 +35,7 @@ A frozen table whose grids are new goes the second way without autograd.
 import torch
 from torch import Tensor
 
-from ..batch.layout import Sizes, TokenLayout, row_major
+from ..batch.layout import Coordinates, Sizes, TokenLayout, row_major
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
@@ -78,8 +78,15 @@ def add(
         check_no_shared_elements(x)
         plan = layout.plan(x, spec)
         eager.add_plan(x, table, plan, strategy)
+        return
+    # In a graph nothing may be read on the host.
+    patch_coord = layout.coordinates(x)  # (B, N, 2) or (1, N, 2)
+    if context == "capture" and patch_coord.device != x.device:
+        raise RuntimeError(FROM_HOST)
+    if context == "compile" and has_float64(x.device):
+        operator.add(x, table, patch_coord.expand(len(x), -1, -1), spec, strategy.name)
     else:
-        _add_in_graph(x, table, layout.coordinates(x), spec, strategy, context)
+        traceable.add(x, table.whole(), patch_coord, spec)
 
 
 def resample(
@@ -93,51 +100,25 @@ def resample(
         return eager.resample(table, sizes, spec, strategy)
     if context == "capture":
         raise RuntimeError(FROM_HOST)
-    if sizes.length is not None:
-        return _resample_in_graph(table, sizes, sizes.length, spec, strategy, context)
+    length = sizes.length
+    counts = []
+    if length is None:
+        # Pad all images to the longest, and take the tokens that each has.
+        if isinstance(sizes.values, Tensor) and context != "other_device":
+            raise ValueError(
+                "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
+            )
+        counts = [t * h * w for t, h, w in sizes.on_host()]
+        length = max(counts, default=0)
 
-    # Pad all images to the longest, and take the tokens that each has.
-    if isinstance(sizes.values, Tensor) and context != "other_device":
-        raise ValueError(
-            "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
-        )
-    counts = [t * h * w for t, h, w in sizes.on_host()]
-    length = max(counts, default=0)
-    padded = _resample_in_graph(table, sizes, length, spec, strategy, context)
-    images = [image[:count] for image, count in zip(padded, counts)]
-    no_image = padded[:0].flatten(0, 1)  # (0, C): so that there is something to concatenate
-    return torch.cat([no_image, *images])
-
-
-def _add_in_graph(
-    x: Tensor,
-    table: PositionTable,
-    patch_coord: Tensor,
-    spec: ResizeSpec,
-    strategy: Strategy,
-    context: Context,
-) -> None:
-    """:func:`add` by coordinates, (B, N, 2) or (1, N, 2), where nothing may be read on the host."""
-    if context == "capture" and patch_coord.device != x.device:
-        raise RuntimeError(FROM_HOST)
-    if context == "compile" and has_float64(x.device):
-        operator.add(x, table, patch_coord.expand(len(x), -1, -1), spec, strategy.name)
-    else:
-        traceable.add(x, table.whole(), patch_coord, spec)
-
-
-def _resample_in_graph(
-    table: PositionTable,
-    sizes: Sizes,
-    length: int,
-    spec: ResizeSpec,
-    strategy: Strategy,
-    context: Context,
-) -> Tensor:
-    """The embeddings (B, length, C) of all images, each padded."""
     (learned,) = table.parts
     on_device = sizes.as_tensor(length, context).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
-    out = learned.new_zeros(*patch_coord.shape[:2], table.channels)
-    _add_in_graph(out, table, patch_coord, spec, strategy, context)
-    return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
+    padded = learned.new_zeros(*patch_coord.shape[:2], table.channels)
+    add(padded, table, Coordinates(patch_coord), spec, strategy, context)
+    padded = traceable.repeat_frames(padded, on_device, sizes.embeds_padding)
+    if sizes.length is not None:
+        return padded
+    images = [image[:count] for image, count in zip(padded, counts)]
+    no_image = padded[:0].flatten(0, 1)  # (0, C): so that there is something to concatenate
+    return torch.cat([no_image, *images])

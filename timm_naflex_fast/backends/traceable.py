@@ -62,12 +62,12 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
     else:
         coord = whole_numbers(patch_coord).clamp(-1, MAX_COORDINATE)
     size = grid_sizes_from_coord(coord)[..., None]  # (B, 2, 1)
+    h, w = size.unbind(1)  # (B, 1)
     if spec.samples():  # at any coordinate, of padding too
-        positions = TokenPositions(*size.unbind(1), *coord.unbind(-1))
-        return positions, torch.ones_like(positions.y, dtype=torch.bool)
+        y, x = coord.unbind(-1)  # (B, N)
+        return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 
     length = coord.shape[1]
-    h, w = size.unbind(1)  # (B, 1)
     cells = h * w
     in_grid = torch.arange(length, device=coord.device) < cells  # (B, N)
     no_grid = (cells < 1) | (cells > most_cells(length))  # (B, 1)
@@ -76,5 +76,5 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~in_grid[..., None], 0).to(torch.float32)
     coord = coord.masked_fill(wrong[..., None], torch.nan)
-    size = size.clamp(min=1).to(torch.float32)
-    return TokenPositions(*size.unbind(1), *coord.unbind(-1)), in_grid | wrong
+    h, w = size.clamp(min=1).to(torch.float32).unbind(1)
+    return TokenPositions(h, w, *coord.unbind(-1)), in_grid | wrong

@@ -111,15 +111,15 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 
 
 def _affine_position(position: Tensor, n: Tensor) -> Tensor:
-    """Where older timm's flag puts a cell in [-1, 1]: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
+    """The same in older timm: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
     longest = n.amax(0)  # of the batch
     position = position + longest * (position < 0)  # timm's index -1 is the last one
     zoom = divide(longest, n)
     step = divide(2, (longest - 1).clamp(min=1))
     # linspace goes from both ends to the middle.
-    from_left = multiply_add(step, position, -1, most=2)
-    from_right = multiply_add(-step, longest - 1 - position, 1, most=2)
-    line = torch.where(2 * position + 1 < longest, from_left, from_right)
+    from_end = torch.minimum(position, longest - 1 - position)
+    half = multiply_add(step, from_end, -1, most=2)
+    line = torch.where(2 * position + 1 < longest, half, -half)
     return divide(line * (longest - 1), longest) * zoom + (zoom - 1)
 
 
