@@ -18,8 +18,8 @@ TAKEN = (
     "--checkpoint FILE takes timm's own weights, and SigLIP-2's NaFlex image tower as transformers, "
     "open_clip or Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an "
     "index of shards (.index.json), a folder with one of these, or OWNER/NAME of a model in the "
-    "hub's cache; --model-kwargs takes the options with which the model was made, e.g. "
-    "'pos_embed_grid_size=(24, 24)'; --random-weights takes an untrained model"
+    "hub's cache; --model-kwargs takes the model's options, e.g. 'pos_embed_grid_size=(24, 24)'; "
+    "--random-weights takes an untrained model"
 )
 
 

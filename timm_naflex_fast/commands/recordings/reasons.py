@@ -14,7 +14,8 @@ from .format import Array, Recording, sampled
 from .rule import Stage
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
-FITS = 0.4  # limits: so near, too. Of 216 faults planted in bfloat16 the right reasons are nearer
+FITS = 0.4  # limits: so near, too. Of 216 faults planted in bfloat16 the right reasons are nearer.
+# Pixels are whole grey levels, half a limit each: there a right reason may be off by one.
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
 
 Numbers = Iterator[tuple[int, Array]]  # what a mistake gives at a stage: of some pictures
@@ -136,9 +137,10 @@ def reason_if(words: str, stage: Stage, numbers: Numbers, parting: Sequence[int]
     And if they are much nearer to the port's than the reference's are, where the port parts.
     """
     found = {}
+    fits = 1.0 if stage.name == "pixels" else FITS
     for picture, mistaken in numbers:
         times = stage.worst(picture, mistaken).limits
-        if times > FITS:
+        if times > fits:
             return None
         if picture in parting:
             right = stage.reference[picture]
