@@ -11,8 +11,6 @@ from ..measure.output import origin
 from ..recordings import PRECISIONS
 from .against import PARTS
 
-INCOMPLETE = 2
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
@@ -69,5 +67,5 @@ def compare(options: argparse.Namespace) -> int:
     print("\n".join(said))
     options.figures.update({**origin(options.command), **as_json(found)})
     if found.missing and not options.partial:
-        return INCOMPLETE
+        return 2  # as an error
     return 0 if found.first is None else PARTS

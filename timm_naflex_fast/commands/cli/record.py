@@ -11,7 +11,6 @@ from .against import FILTERS, NEEDED, source_of
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
 SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
-DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +69,7 @@ def record(options: argparse.Namespace) -> int:
     if options.images:
         sources = images.image_sources(options.images)
     else:
-        sources = images.photos()[::DEFAULT]
+        sources = images.photos()[::6]  # each photo once, in another shape
     model, weights = load_as_chosen(options)
     from ..measure.pipelines import siglip2_weights, timm_source
     from ..measure.record import make_recording, with_limits

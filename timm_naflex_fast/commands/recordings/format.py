@@ -69,7 +69,7 @@ class Recording:
 
     about: Mapping[str, Any]
     stages: Sequence[Stages]
-    table: Array
+    table: Any
     mistakes: Mapping[str, Array]
 
     @cached_property
@@ -163,15 +163,14 @@ def read_recording(folder: Path) -> Recording:
     """
     about = read_about(folder)
     found = read_arrays(folder / "stages.safetensors")
-    if TABLE not in found:
-        raise Unusable(f"{folder}: there is no {TABLE!r}")
-    table = found.pop(TABLE)
+    table = found.pop(TABLE, None)
     order = [stage["name"] for stage in about["stages"]]
     stages = read_stages(found, order, [{} for _ in about["pictures"]], folder)
     for own, picture in zip(stages, about["pictures"]):
-        if list(own) != order or own["grid"].tolist() != picture["grid"]:
+        if table is None or list(own) != order or own["grid"].tolist() != picture["grid"]:
             raise Unusable(
-                f"{folder} must hold every stage of every picture, with the grids of recording.json"
+                f"{folder} must hold the table, and every stage of every picture, with the grids of "
+                "recording.json"
             )
     # A recording may come without what known mistakes give.
     mistakes = folder / "mistakes.safetensors"

@@ -30,7 +30,6 @@ LOWER = {
 table, weights, products and sums come up to half of it."""
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
-SHOWN = 3
 
 
 def identify_resampling(
@@ -197,7 +196,7 @@ def verdict(
         f"{first} the rounding of {precision} (reference {100 * error:.3g} %, "
         f"limit {100 * limit:.3g} %). The nearest:"
     ]
-    for off, convention in ranking[:SHOWN]:
+    for off, convention in ranking[:3]:
         lines.append(f"{100 * off:10.3g} %  {convention.words()}")
     lines.append(f"the reference: {reference.words()}")
     for wider in PRECISIONS:

@@ -14,7 +14,7 @@ from .format import Array, Recording, sampled
 from .rule import Stage
 
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
-FITS = 0.4  # limits: so near, too. Of 216 faults planted in bfloat16 the right reasons are nearer.
+FITS = 0.3  # limits: so near, too. Of 216 faults planted in bfloat16 the right reasons are nearer.
 # Pixels are whole grey levels, half a limit each: there a right reason may be off by one.
 EVIDENCE = 0.1  # limits by which a mistake known of one picture has to be nearer than one of all
 
