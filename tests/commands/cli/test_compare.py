@@ -178,7 +178,7 @@ SPOILED = [
     ("PORT", "0.poo\nled", np.copy, r"no '0.poo\nled'; valid: 000 to 009,"),
     ("PORT", "norm", np.copy, "one batch"),
     ("REF", "003.norm", np.ravel, "003.norm must hold finite numbers in shape"),
-    ("REF", "003.norm", lambda x: None, "must hold every stage of every picture"),
+    ("REF", "003.norm", lambda x: None, "and every stage of every picture"),
 ]
 
 
