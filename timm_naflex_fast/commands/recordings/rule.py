@@ -108,8 +108,7 @@ class Stage:
             }
         magnitudes = np.abs(theirs)
         # What is divided by must not be zero.
-        tiny = np.finfo(np.float64).tiny
-        smallest = SMALLEST_SCALE * np.median(self.sizes) + tiny
+        smallest = SMALLEST_SCALE * np.median(self.sizes) + 1e-300
         if self.name == "pooled":
             return {"number": off / max(magnitudes.max(), smallest)}
         token_sizes = np.median(magnitudes, 1)  # (N,)
@@ -165,13 +164,15 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
             # Who reads the pictures itself has other pixels, and later numbers follow them.
             own_pixels = by_precision.get(OWN_PIXELS, {})
             for measure, limit in own_pixels.items():
-                limits[measure] += moved * limit
-                wider = moved
+                more = moved * limit
+                if more > limits[measure] / 10:  # less hides nothing
+                    wider = moved
+                limits[measure] += more
         stage = Stage(name, right, written, reference.about["std"], limits, wider)
         found.append(stage)
         if name == "pixels":
             pixels = [stage.differences(one, right[one])["pixel"].max() for one in written]
-            moved = round(min(1.0, max(pixels)), 4)  # less moves nothing
+            moved = min(1.0, max(pixels))
     return found
 
 
