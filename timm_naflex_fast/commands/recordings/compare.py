@@ -71,8 +71,9 @@ def compare_recordings(
         # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
         # made.
         # Where a float32 port's own pixels widen a limit, right numbers come near it.
-        is_float32 = precision == PRECISIONS[0]
-        nearly = [stage.row(1.0 if stage.moved and is_float32 else NEARLY) for stage in stages]
+        nearly = [
+            stage.row(1.0 if stage.moved and precision == "float32" else NEARLY) for stage in stages
+        ]
         is_beyond = [bool(row.parting) for row in nearly]
         place = is_beyond.index(True)
         if not rows[place].parting:
