@@ -91,7 +91,10 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     grid. So a table that is much larger than its grids is never compared.
     """
     own_size = plan.spec.own_size(table.size)  # its embeddings are the table itself
-    summed = sum(h * w for h, w in plan.runs if (h, w) != own_size)
+    summed = 0
+    for h, w in plan.runs:
+        if (h, w) != own_size:
+            summed += h * w
     compared = sum(part.shape[:-1].numel() for part in table.parts)
     return 2 * compared < 8 * summed
 

@@ -176,17 +176,16 @@ class Sizes(NamedTuple):
         sizes: FrameSizes = []
         try:
             for size in listed:
-                *frames, h, w = map(operator.index, size)
-                (t,) = frames or (1,)
+                whole = [operator.index(n) for n in size]
+                if len(whole) == 2:
+                    whole.insert(0, 1)  # one frame
+                t, h, w = whole
                 sizes.append((t, h, w))
         except (TypeError, ValueError):
-            sizes = [(0, 0, 0)]  # which is refused
+            raise _wrong_sizes(listed) from None
         for number, (t, h, w) in enumerate(sizes):
             if min(t, h, w) < 1:
-                raise ValueError(
-                    "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least "
-                    f"1, shape (B, 2) or (B, 3); got {listed}"
-                )
+                raise _wrong_sizes(listed)
             if h % self.merge or w % self.merge:
                 raise ValueError(
                     f"merge must divide every height and width; {self.merge} does not divide "
@@ -219,6 +218,13 @@ class Sizes(NamedTuple):
             "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens",
         )
         return sizes
+
+
+def _wrong_sizes(listed: Any) -> ValueError:
+    return ValueError(
+        "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, shape "
+        f"(B, 2) or (B, 3); got {listed}"
+    )
 
 
 def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:

@@ -58,9 +58,9 @@ def batched_rope(
         has_padding = line is None and bool(is_padding.any())
     if line is not None:
         # One of the tokens on each line tells its position.
-        lines = positions.new_zeros(int(line.max()) + 1, 2)  # (R, 2)
-        lines[line] = positions
-        positions = lines
+        of_lines = positions.new_zeros(int(line.max()) + 1, 2)  # (R, 2)
+        of_lines[line] = positions
+        positions = of_lines
 
     def embeddings(block: int) -> Tensor:
         values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)

@@ -226,7 +226,8 @@ def readable(version: Any) -> None:
         )
 
 
-text = os.fspath  # which refuses all else
+# Each of these refuses what is of another kind: no text, no whole number (``range``), no list (``set``).
+text = os.fspath
 FORM = {
     "version": readable,
     "patch_size": positive,
