@@ -5,18 +5,8 @@ Nothing here needs torch: ``--help`` answers without it.
 Tests: tests/commands/cli/test_errors_first.py.
 """
 
-import difflib
-from collections.abc import Collection
 from typing import Literal, get_args
 
 StrategyName = Literal["matmul", "interpolate_cached", "grid_sample"]
 STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
 """Each is an object in ``strategies.py``."""
-
-
-def did_you_mean(word: str, names: Collection[str]) -> str:
-    """The end of a message about a word that is none of ``names``; empty where none is near."""
-    near = difflib.get_close_matches(word, names, n=1)
-    if not near:
-        return ""
-    return f"; did you mean {near[0]}?"
