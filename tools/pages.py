@@ -19,6 +19,7 @@ from page_parts.results import RESULTS, ROOT
 MADE = (
     sections.first_screen,
     sections.graphs,
+    sections.compiled,
     sections.rounding,
     sections.drift_peers,
     sections.siglip2_figures,

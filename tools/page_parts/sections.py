@@ -100,6 +100,21 @@ def graphs() -> str:
     return table(headings, lines, [record], measure_again([record]))
 
 
+def compiled() -> str:
+    """What TorchInductor takes to compile a model in training, and what its steps gain."""
+    rows = {}
+    for row in read_one("compiled")["rows"]:
+        if row["phase"] == "train":
+            rows[row["contender"]] = row
+    ours = rows[OURS]
+    return (
+        "[With TorchInductor](../results/compiled.json) the steps that compile take "
+        f"{ours['first steps, s']:.0f} s in training\n"
+        f"(timm: {rows[BASELINE]['first steps, s']:.0f} s); later steps are "
+        f"{ours['times_faster']:.2f} times as fast."
+    )
+
+
 def rounding() -> str:
     """How far Siglip2's position embeddings are off in transformers, and in ours."""
     (record,) = read("rounding")
