@@ -17,26 +17,31 @@ from timm_naflex_fast.resampling import kept
 
 def nbytes():
     """The bytes that are counted, which must be those of what is kept, at least."""
-    assert kept._nbytes == sum(entry.nbytes for entry in kept._entries.values())
+    assert kept._nbytes == sum(nbytes for _, nbytes in kept._entries.values())
     assert kept._nbytes >= sum(tensor.nbytes for tensor in kept_tensors())
     for tensor in kept_tensors():  # no part of something larger
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
     return kept._nbytes
 
 
+made = []
+
+
+@kept.kept_by_arguments
+def thousand(source, key):
+    made.append(key)
+    return torch.ones(1000)
+
+
 def asked(source, *keys):
     """Ask for tensors made of ``source``: the keys of those that were not kept yet."""
-    made = []
-
-    def make(sources, keys):
-        made.extend(keys)
-        return [(key, torch.ones(1000)) for key in keys]
-
-    found = dict(kept.kept_of_sources((source,), keys, make))
-    assert found.keys() == set(keys)
-    for tensor in found.values():
-        assert torch.equal(tensor, torch.ones(1000))
-    return made
+    made.clear()
+    frozen = kept.frozen((source,))
+    if frozen is None:
+        return [*keys]
+    for key in keys:
+        assert torch.equal(thousand(frozen, key), torch.ones(1000))
+    return [*made]
 
 
 def asked_twice(source, *keys):
@@ -90,24 +95,21 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
 def empty_entries(n):
     sources = torch.zeros(n, 8)
     for k in range(n):
-        kept._entry_of((sources[k],))
+        kept.frozen((sources[k],))
 
 
 def small_tensors(n):
     source = torch.zeros(3)
-    keys = [("size", number) for number in range(n)]
-
-    def make(sources, keys):
-        return ((key, torch.zeros(8)) for key in keys)
-
-    for _ in range(2):
-        kept.kept_of_sources((source,), keys, make)
+    kept.frozen((source,))
+    small = kept.kept_by_arguments(lambda *_: torch.zeros(8))
+    for number in range(n):
+        small(kept.frozen((source,)), ("size", number))
 
 
 def copies_of_tables(n):
     tables = torch.randn(n // 20, 16, 16, 8)
     for k in range(2 * len(tables)):
-        kept._entry_of((tables[k // 2],))
+        kept.frozen((tables[k // 2],))
 
 
 def embeddings_and_weights(n):
@@ -203,11 +205,11 @@ def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
 @pytest.mark.parametrize("changed", [0, 1])
 def test_what_is_kept_is_dropped_when_any_source_changes(changed):
     sources = (torch.zeros(3), torch.zeros(3))
-    for _ in range(2):
-        kept.kept_of_sources(sources, ["key"], lambda *_: [("key", torch.ones(3))])
+    kept.frozen(sources)
+    thousand(kept.frozen(sources), "key")
     assert finished_tables() == 1
     sources[changed].add_(1)
-    assert kept._entry_of(sources) is None
+    assert kept.frozen(sources) is None
     assert finished_tables() == 0
 
 
@@ -247,15 +249,15 @@ def test_zeros_of_another_sign_are_a_change():
 
 
 def test_what_another_thread_made_meanwhile_counts_once():
-    source = torch.zeros(3)
+    @kept.kept_by_arguments
+    def make(n):
+        if n:
+            kept.keep(key, torch.ones(1000))  # as another thread would
+        return torch.ones(1000)
 
-    def make(sources, keys):
-        asked(source, *keys)  # as another thread would
-        return [(key, torch.ones(1000)) for key in keys]
-
-    for _ in range(2):
-        kept.kept_of_sources((source,), ["key"], make)
-    assert finished_tables() == 1
+    key = (make.__wrapped__, 1)
+    make(1)
+    assert kept.use(key) is make(1)
     assert nbytes()
 
 

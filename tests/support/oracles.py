@@ -300,17 +300,14 @@ def uses(model):
 
 def finished_tables():
     """How many resized tables and kernels are kept."""
-    return sum(len(entry.tensors) for entry in kept._entries.values())
+    return sum(isinstance(part, kept.Frozen) for key in kept._entries for part in key)
 
 
 def kept_tensors():
     """Every tensor that is kept, contents of parameters too."""
-    found = []
-    for entry in kept._entries.values():
-        copies = [torch.frombuffer(copy, dtype=torch.uint8) for copy in entry.copies]
-        parts = tree_iter((entry.result, copies, list(entry.tensors.values())))
-        found += [part for part in parts if isinstance(part, Tensor)]
-    return found
+    results = [result for result, _ in kept._entries.values()]
+    results += [result.tensors for result in results if isinstance(result, kept.Frozen)]
+    return [part for part in tree_iter(results) if isinstance(part, Tensor)]
 
 
 class Largest(TorchDispatchMode):

@@ -16,7 +16,7 @@ The way of a call in eager code, where the table is frozen and its grids came be
                   -> dispatch.add              checks the shapes, picks a backend
                   -> layout.Coordinates.plan   reads the grids, and which samples share one
                   -> eager.add_plan            nobody trains and no mode watches: no word to autograd
-                  -> kept.kept_of_sources      the table has the same bits: what was kept of it
+                  -> kept.frozen               the table has the same bits: what was kept of it
                   -> tokens.add_to_tokens      adds it to the samples of each grid
 
 Where the table trains, ``eager.add_plan`` goes on otherwise::

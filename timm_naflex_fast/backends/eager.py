@@ -8,7 +8,7 @@ gradient of the tokens passes through untouched, and is read once for the table.
 is kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from ..batch.layout import Sizes
 from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, add_to_tokens, assemble, sum_over_tokens
 from ..resampling import dense, kept, sparse
+from ..resampling.dense import Embeddings
 from ..resampling.spec import ResizeSpec, Size
 from ..resampling.tables import PositionTable
 from ..strategies import Strategy
@@ -76,10 +77,13 @@ def write(
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
+        frozen = None
         if is_frozen and x.is_cpu and _is_worth_comparing(table, plan):
-            embeddings = _kept_embeddings(table, plan, strategy, x.dtype)
-        else:
+            frozen = kept.frozen(table.parts)
+        if frozen is None:
             embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
+        else:
+            embeddings = _kept_embeddings(frozen, plan, strategy, x.dtype)
         for size, of_grid in embeddings:
             add_to_tokens(x, plan.runs[size], of_grid)
 
@@ -100,15 +104,19 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
 
 
 def _kept_embeddings(
-    table: PositionTable, plan: Plan, strategy: Strategy, dtype: torch.dtype
-) -> Iterable[tuple[Size, Tensor]]:
-    """The embeddings of each grid: what is kept of the table, and the rest from the strategy."""
-
-    def make(parts: tuple[Tensor, ...], sizes: Iterable[Size]) -> Iterable[tuple[Size, Tensor]]:
-        for size, of_grid in strategy.resample(PositionTable(parts), sizes, plan.spec, dtype):
-            yield size, of_grid.to(dtype)
-
-    return kept.kept_of_sources(table.parts, plan.runs, make, (strategy.name, plan.spec, dtype))
+    table: kept.Frozen, plan: Plan, strategy: Strategy, dtype: torch.dtype
+) -> Embeddings:
+    """The embeddings of each grid in ``dtype``: what is kept of the table, and the rest."""
+    options = (table, strategy, plan.spec, dtype)
+    found = {size: kept.use((*options, size)) for size in plan.runs}
+    missing = [size for size, of_grid in found.items() if of_grid is None]
+    if missing:
+        with kept.unseen():
+            whole = PositionTable(table.tensors)
+            for size, of_grid in strategy.resample(whole, missing, plan.spec, dtype):
+                found[size] = of_grid.to(dtype)
+                kept.keep((*options, size), found[size])
+    return iter(found.items())
 
 
 def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:

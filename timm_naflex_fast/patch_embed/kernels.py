@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..batch.checks import check_interpolation, check_numbers, check_size
-from ..resampling.kept import kept_by_arguments, kept_of_sources, pinned, watched
+from ..resampling.kept import Frozen, frozen, kept_by_arguments, pinned, watched
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, unrounded_product
 from ..resampling.spec import ResizeSpec, Size
@@ -118,6 +118,12 @@ def _resample(x: Tensor, resize: KernelResize) -> Tensor:
     return unrounded_product(unrounded_product(rows, kernels), columns).to(x.dtype)
 
 
+@kept_by_arguments
+def _kept_kernel(weight: Frozen, resize: KernelResize) -> Tensor:
+    (kernels,) = weight.tensors
+    return _resample(kernels, resize)
+
+
 def resample_patch_kernel(
     weight: Tensor, size: tuple[int, int], *, mode: str = "bicubic", antialias: bool = True
 ) -> Tensor:
@@ -169,12 +175,10 @@ def resample_kernel(
 
     trains = torch.is_grad_enabled() and weight.requires_grad
     may_keep = may_keep and not trains and weight.is_cpu
+    known = None
     if may_keep and context_of(weight) is None and not watched():
-        ((_, kernel),) = kept_of_sources(
-            (weight,), [resize], lambda copies, keys: [(resize, _resample(copies[0], resize))]
-        )
-    else:
-        kernel = _resample(weight, resize)
+        known = frozen((weight,))
+    kernel = _resample(weight, resize) if known is None else _kept_kernel(known, resize)
     if is_by_pixel:
         return kernel.view(outputs, *new, inputs).permute(0, 3, 1, 2)
     return kernel.view(outputs, inputs, *new)

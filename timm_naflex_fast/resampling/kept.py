@@ -2,8 +2,8 @@
 
 - ``kept_by_arguments``: results that depend on the arguments alone (unit vectors, the taps of an
   axis, resize steps, pseudo-inverses).
-- ``kept_of_sources``: what is computed from a library's parameters, the sources (position tables,
-  patch kernels), for as long as they hold the same bits.
+- ``frozen``: a library's parameters, the sources (position tables, patch kernels), for as long as
+  they hold the same bits. What is computed from them is kept by this argument.
 - ``pinned``: what a CUDA graph reads stays in memory for good, outside of the bound.
 
 The same source is a tensor with the same place in memory, dtype, shape and strides: a compiled
@@ -21,9 +21,9 @@ time goes first. Entries of a deleted model stay until then, or until ``clear_al
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -35,8 +35,8 @@ from torch.utils._device import DeviceContext
 from ..tracing import in_cuda_graph
 
 Result = TypeVar("Result")
-Key = TypeVar("Key", bound=Hashable)
 Sources = tuple[Tensor, ...]
+Key = tuple[Hashable, ...]
 
 # What an object costs beside its numbers, in bytes, as the growth of a process shows
 # (tests/resampling/test_kept.py): an entry with its key, and a tensor or an array.
@@ -44,16 +44,13 @@ ENTRY_BYTES = 704
 TENSOR_BYTES = 768
 
 
-@dataclass
-class _Entry:
-    """One entry of the dictionary."""
+@dataclass(eq=False)
+class Frozen:
+    """Sources whose bits are known. Results are kept by it, as by any other argument."""
 
-    nbytes: int  # about what it takes in memory
-    result: Any = None  # by arguments
-    # Of sources:
-    versions: tuple[int, ...] = ()
-    copies: tuple[bytearray, ...] = ()  # the bytes that they held; at first none
-    tensors: dict[Hashable, Tensor] = field(default_factory=dict)
+    versions: tuple[int, ...]
+    copies: tuple[bytearray, ...] = ()  # the bytes of the sources; at first none
+    tensors: Sources = ()  # the sources, in that memory: another thread may write to the sources
 
 
 _mib = os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or "512"
@@ -62,7 +59,8 @@ if not _mib.isdecimal():
 _limit = int(_mib) * 2**20  # in bytes
 # For whoever writes to the two that follow. Re-entrant: a signal handler may run a model meanwhile.
 _lock = threading.RLock()
-_entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the oldest use first
+# Results with the bytes that each takes, the oldest use first.
+_entries: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
 if hasattr(os, "register_at_fork"):  # a child gets no lock that a thread of its parent holds
@@ -92,16 +90,38 @@ def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(function)
     def call(*args: Hashable) -> Result:
         key = (function, *args)
-        entry = _use(key)
-        if entry is None:
+        result = use(key)
+        if result is None:
             with unseen():
                 result = function(*args)
-            entry = _Entry(ENTRY_BYTES + _bytes_of(result), result)
-            _keep(key, entry)
-        kept: Result = entry.result
+            keep(key, result)
+        kept: Result = result
         return kept
 
     return call
+
+
+def use(key: Key) -> Any:
+    """What is kept there, which becomes the newest in use; None if there is nothing."""
+    try:
+        _entries.move_to_end(key)
+        result, _ = _entries[key]
+    except KeyError:  # or another thread has dropped it: the lock would cost more than all the rest
+        return None
+    return result
+
+
+def keep(key: Key, result: Any) -> None:
+    """Keep a result in place of an older one, and drop the oldest in use. Do not write to it."""
+    global _nbytes
+    nbytes = ENTRY_BYTES + _bytes_of(result)
+    with _lock:
+        _drop(key)
+        _entries[key] = result, nbytes
+        _nbytes += nbytes
+        # What was just put in may go as well.
+        while _nbytes > _limit and _entries:
+            _drop(next(iter(_entries)))
 
 
 def pinned(result: Result, device: torch.device) -> Result:
@@ -114,45 +134,27 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def kept_of_sources(
-    sources: Sources,
-    keys: Iterable[Key],
-    make: Callable[[Sources, Iterable[Key]], Iterable[tuple[Key, Tensor]]],
-    options: Hashable = None,
-) -> Iterable[tuple[Key, Tensor]]:
-    """The tensors of some keys, each with its key: what is kept, and the rest from ``make``.
+def frozen(sources: Sources) -> Frozen | None:
+    """What a result of these sources, on a CPU, is kept by, as long as they have the same bits.
 
-    The first call with these contents keeps nothing: the weights of a teacher change in each step.
-    The second copies the sources, and from then on what is made is kept.
-
-    Args:
-        sources: on a CPU.
-        keys: of the tensors.
-        make: ``make(sources, keys)`` computes those of the keys that are missing.
-        options: what else the tensors depend on.
+    None in the first call with these contents: the weights of a teacher change in each step. The
+    second copies them.
     """
-    entry = _entry_of(sources)
-    if entry is None:
-        return make(sources, keys)
-    found = []
-    missing = []
-    for key in keys:
-        tensor = entry.tensors.get((key, options))
-        if tensor is None:
-            missing.append(key)
-        else:
-            found.append((key, tensor))
-    if missing:
+    # An inference tensor has no version, so any constant will do.
+    versions = tuple(0 if source.is_inference() else source._version for source in sources)
+    place = _place(sources)
+    known: Frozen | None = use(place)
+    # As far as the versions tell, which cost nothing; then bit by bit.
+    if known is None or known.versions != versions or _differ(known, sources):
+        keep(place, Frozen(versions))
+        return None
+    if not known.copies:
         with unseen():
-            # From the copies that are compared: another thread may write to the sources.
-            copies = tuple(map(_tensor_in, entry.copies, sources))
-            for key, tensor in make(copies, missing):
-                # A part of something larger would keep all of it in memory.
-                if tensor.untyped_storage().nbytes() > tensor.nbytes:
-                    tensor = tensor.clone(memory_format=torch.contiguous_format)
-                _keep_tensor(_place(sources), entry, (key, options), tensor)
-                found.append((key, tensor))
-    return found
+            copies = tuple(bytearray(_bytes(source)) for source in sources)
+            tensors = tuple(map(_tensor_in, copies, sources))
+        known = Frozen(versions, copies, tensors)
+        keep(place, known)
+    return known
 
 
 def forget(sources: Sources) -> None:
@@ -182,98 +184,48 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def _entry_of(sources: Sources) -> _Entry | None:
-    """The entry of these sources, with copies of what they hold; None in the first call with that."""
-    # An inference tensor has no version, so any constant will do.
-    versions = tuple(0 if source.is_inference() else source._version for source in sources)
-    place = _place(sources)
-    entry = _use(place)
-    # As far as the versions tell, which cost nothing.
-    if entry is None or entry.versions != versions:
-        _keep(place, _Entry(ENTRY_BYTES, versions=versions))
-        return None
-    if not entry.copies:
-        with unseen():
-            copies = tuple(bytearray(_bytes(source)) for source in sources)
-        nbytes = ENTRY_BYTES + sum(TENSOR_BYTES + len(copy) for copy in copies)
-        entry = _Entry(nbytes, None, versions, copies)
-        _keep(place, entry)
-        return entry
-    for copy, source in zip(entry.copies, sources):
-        if copy != memoryview(_bytes(source)):
-            _keep(place, _Entry(ENTRY_BYTES, versions=versions))
-            return None
-    return entry
+def _differ(known: Frozen, sources: Sources) -> bool:
+    """Whether other bits are there than those that were copied."""
+    return any(copy != memoryview(_bytes(source)) for copy, source in zip(known.copies, sources))
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """The bytes of a tensor, cell after cell, as NumPy's array; of a copy if need be.
+    """The memory from a tensor's first number to its last, as NumPy's array of bytes.
 
     Python compares two buffers as they stand in memory: a table of 16 x 16 x 768 in 20 us, where
     ``torch.equal`` takes 70 us on integers, and an operator of NumPy's writes a result first.
     """
-    tensor = tensor.detach().contiguous()
-    # One axis first: an axis of length 1 may have any stride, and PyTorch then finds no bytes.
-    line = tensor.as_strided((tensor.numel(),), (1,))
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    line = tensor.detach().as_strided((last + 1,), (1,))
     return line.view(torch.uint8).numpy()
 
 
 def _tensor_in(copy: bytearray, like: Tensor) -> Tensor:
-    """The tensor whose bytes these are, in that memory if its layout is the usual one."""
-    tensor = torch.frombuffer(copy, dtype=like.dtype).view(like.shape)
-    if like.is_contiguous():
-        return tensor
-    return torch.empty_like(like).copy_(tensor)
+    """The tensor whose bytes these are, in that memory and layout."""
+    return torch.frombuffer(copy, dtype=like.dtype).as_strided(like.shape, like.stride())
 
 
-def _place(sources: Sources) -> Hashable:
+def _place(sources: Sources) -> Key:
     """Where the sources lie in memory, and how."""
     return tuple(
         (source.data_ptr(), source.dtype, source.shape, source.stride()) for source in sources
     )
 
 
-def _use(key: Hashable) -> _Entry | None:
-    """An entry, which becomes the newest in use; None if there is none."""
-    try:
-        _entries.move_to_end(key)
-        return _entries[key]
-    except KeyError:  # or another thread has dropped it: the lock would cost more than all the rest
-        return None
-
-
-def _keep(key: Hashable, entry: _Entry) -> None:
-    """Put an entry in place of an older one, and drop the oldest in use."""
+def _drop(key: Key) -> None:
+    """Drop what is kept there, if there is something; of sources, with all that was made of them."""
     global _nbytes
-    with _lock:
-        _drop(key)
-        _entries[key] = entry
-        _nbytes += entry.nbytes
-        # What was just put in may go as well.
-        while _nbytes > _limit and _entries:
-            _drop(next(iter(_entries)))
-
-
-def _keep_tensor(place: Hashable, entry: _Entry, key: Hashable, tensor: Tensor) -> None:
-    """Put a tensor into an entry of sources, unless another thread has replaced the entry."""
-    with _lock:
-        if _entries.get(place) is entry and key not in entry.tensors:
-            _drop(place)
-            entry.tensors[key] = tensor
-            entry.nbytes += _bytes_of(tensor)
-            _keep(place, entry)
-
-
-def _drop(key: Hashable) -> None:
-    """Drop an entry, if there is one."""
-    global _nbytes
-    entry = _entries.pop(key, None)
-    if entry is not None:
-        _nbytes -= entry.nbytes
+    result, nbytes = _entries.pop(key, (None, 0))
+    _nbytes -= nbytes
+    if isinstance(result, Frozen) and result.copies:
+        for made in [made for made in _entries if result in made]:
+            _drop(made)
 
 
 def _bytes_of(value: Any) -> int:
     """About what a result takes in memory: a tensor, an array, a tuple of them, or something small."""
+    if isinstance(value, Frozen):
+        value = value.tensors
     if isinstance(value, tuple):
         return sum(map(_bytes_of, value))
     return TENSOR_BYTES + getattr(value, "nbytes", 0)

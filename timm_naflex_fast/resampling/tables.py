@@ -64,7 +64,8 @@ class PositionTable:
             if size != own_size:
                 resized = interpolate(resized, spec.resized_size(h, w), spec)
                 if spec.ar_preserving:
-                    resized = resized[:, :h, :w]
+                    # A copy: what is kept would else keep the whole square in memory.
+                    resized = resized[:, :h, :w].clone()
             yield size, resized.reshape(h * w, -1)
 
     def _interpolated_lines(self, size: Size, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
