@@ -40,8 +40,8 @@ Key = tuple[Hashable, ...]
 
 # What an object costs beside its numbers, in bytes, as the growth of a process shows
 # (tests/resampling/test_kept.py): an entry with its key, and a tensor or an array.
-ENTRY_BYTES = 704
-TENSOR_BYTES = 768
+ENTRY_BYTES = 96
+TENSOR_BYTES = 640
 
 
 @dataclass(eq=False)
@@ -51,6 +51,10 @@ class Frozen:
     versions: tuple[int, ...]
     copies: tuple[bytearray, ...] = ()  # the bytes of the sources; at first none
     tensors: Sources = ()  # the sources, in that memory: another thread may write to the sources
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.copies))
 
 
 _mib = os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or "512"
@@ -144,6 +148,7 @@ def frozen(sources: Sources) -> Frozen | None:
     versions = tuple(0 if source.is_inference() else source._version for source in sources)
     place = _place(sources)
     known: Frozen | None = use(place)
+    sources = tuple(source.detach().resolve_neg() for source in sources)
     # As far as the versions tell, which cost nothing; then bit by bit.
     if known is None or known.versions != versions or _differ(known, sources):
         keep(place, Frozen(versions))
@@ -196,7 +201,7 @@ def _bytes(tensor: Tensor) -> Any:
     ``torch.equal`` takes 70 us on integers, and an operator of NumPy's writes a result first.
     """
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    line = tensor.detach().as_strided((last + 1,), (1,))
+    line = tensor.as_strided((last + 1,), (1,))
     return line.view(torch.uint8).numpy()
 
 
@@ -224,8 +229,6 @@ def _drop(key: Key) -> None:
 
 def _bytes_of(value: Any) -> int:
     """About what a result takes in memory: a tensor, an array, a tuple of them, or something small."""
-    if isinstance(value, Frozen):
-        value = value.tensors
     if isinstance(value, tuple):
         return sum(map(_bytes_of, value))
     return TENSOR_BYTES + getattr(value, "nbytes", 0)
