@@ -17,7 +17,6 @@ from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling.matrices import axis_matrix
 from .resampling.spec import ResizeSpec, factorized_spec, learned_spec
-from .resampling.tables import PositionTable
 from .strategies import STRATEGIES, Strategy
 from .tracing import context_of
 
@@ -111,7 +110,7 @@ def add_pos_embed_(
     else:
         check_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-    dispatch.add(x, PositionTable((table,)), Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
     return x
 
 
@@ -154,7 +153,7 @@ def add_factorized_pos_embed_(
     _check_table(table_x, "table_x", "W0, C", x)
     check_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
-    table = PositionTable((table_y, table_x))
+    table = (table_y, table_x)
     spec = factorized_spec(ar_preserving, chosen.reference)
     context = context_of(x, table_y, table_x, patch_coord)
     dispatch.add(x, table, Coordinates(patch_coord), spec, chosen, context)
@@ -218,7 +217,7 @@ def resample_pos_embeds(
     spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
     # Nobody writes into the table, so only its own class and transforms count.
-    return dispatch.resample(PositionTable((table,)), sizes, spec, chosen, context_of(table))
+    return dispatch.resample((table,), sizes, spec, chosen, context_of(table))
 
 
 def resample_pos_embed(

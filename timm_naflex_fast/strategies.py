@@ -21,7 +21,7 @@ import torch
 from .resampling import sparse
 from .resampling.dense import Embeddings
 from .resampling.spec import FLAG, LOOP, Reference, ResizeSpec, Size
-from .resampling.tables import PositionTable
+from .resampling.tables import PositionTable, interpolated
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Strategy:
 
 _ALL = (
     Strategy("matmul", sparse.resample),
-    Strategy("interpolate_cached", PositionTable.interpolated),
+    Strategy("interpolate_cached", interpolated),
     Strategy("grid_sample", sparse.resample, reference=FLAG),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

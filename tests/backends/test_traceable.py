@@ -9,6 +9,7 @@ from tests.support.oracles import NEW_TIMM, Case, stock, tables
 from timm_naflex_fast.backends import traceable
 from timm_naflex_fast.patching.timm_methods import read_embeds
 from timm_naflex_fast.resampling.spec import FLAG, ResizeSpec
+from timm_naflex_fast.resampling.tables import whole
 
 SIZES = [(3, 4), (9, 2), (1, 1), (20, 14)]
 IS_PADDING = torch.arange(280) >= torch.tensor([[12], [18], [1], [280]])
@@ -39,7 +40,7 @@ def test_timms_flag_at_any_coordinate(table_size, kind, how, shift, is_padding_t
         coord[IS_PADDING] = -1
     want, got = torch.zeros(2, *coord.shape[:2], 16)
     stock(case, embeds, want, coord)
-    traceable.add(got, read_embeds(embeds)[0].whole(), coord, case.spec(FLAG))
+    traceable.add(got, whole(read_embeds(embeds)[0]), coord, case.spec(FLAG))
     largest = max(1, *(table.abs().max() for table in tables(embeds)))
     assert (got - want).abs().max() <= 2e-6 * largest
 

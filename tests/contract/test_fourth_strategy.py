@@ -13,9 +13,10 @@ STRATEGY = '''
 def by_loop(table, sizes, spec, dtype):
     """Products of dense matrices, grid by grid."""
     from .resampling.dense import definition
+    from .resampling.tables import whole
 
-    whole = table.whole().double()
-    return definition(whole.view(whole.shape[-3:]), sizes, spec)
+    cells = whole(table).double()
+    return definition(cells.view(cells.shape[-3:]), sizes, spec)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)

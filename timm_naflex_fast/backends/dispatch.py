@@ -39,7 +39,7 @@ from ..batch.layout import Coordinates, Sizes, TokenLayout, row_major
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
-from ..resampling.tables import PositionTable
+from ..resampling.tables import PositionTable, whole
 from ..strategies import Strategy
 from ..tracing import Context
 from . import eager, operator, traceable
@@ -73,7 +73,7 @@ def add(
             ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
-    layout.check(x, table.channels)
+    layout.check(x, table[0].shape[-1])
     if context is None:
         check_no_shared_elements(x)
         plan = layout.plan(x, spec)
@@ -86,7 +86,7 @@ def add(
     if context == "compile" and has_float64(x.device):
         operator.add(x, table, patch_coord.expand(len(x), -1, -1), spec, strategy.name)
     else:
-        traceable.add(x, table.whole(), patch_coord, spec)
+        traceable.add(x, whole(table), patch_coord, spec)
 
 
 def resample(
@@ -111,10 +111,10 @@ def resample(
         counts = [t * h * w for t, h, w in sizes.on_host()]
         length = max(counts, default=0)
 
-    (learned,) = table.parts
+    (learned,) = table
     on_device = sizes.as_tensor(length, context).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
-    padded = learned.new_zeros(*patch_coord.shape[:2], table.channels)
+    padded = learned.new_zeros(*patch_coord.shape[:2], learned.shape[-1])
     add(padded, table, Coordinates(patch_coord), spec, strategy, context)
     padded = traceable.repeat_frames(padded, on_device, sizes.embeds_padding)
     if sizes.length is not None:

@@ -20,7 +20,7 @@ from ..batch.tokens import AddedInPlace, add_to_tokens, assemble, sum_over_token
 from ..resampling import dense, kept, sparse
 from ..resampling.dense import Embeddings
 from ..resampling.spec import ResizeSpec, Size
-from ..resampling.tables import PositionTable
+from ..resampling.tables import PositionTable, size_of, whole
 from ..strategies import Strategy
 from ..tracing import refuse_in_cuda_graph, why_unsupported
 
@@ -32,13 +32,13 @@ NEEDS_HOST = (
 
 def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table resampled to ``sizes``; see ``dispatch.resample``."""
-    (learned,) = table.parts
+    (learned,) = table
     tokens, plan = sizes.plan(learned.device, spec)
-    out = learned.new_zeros(1, tokens, table.channels)
+    out = learned.new_zeros(1, tokens, learned.shape[-1])
     add_plan(out, table, plan, strategy)
     if sizes.length is None:
         return out[0]
-    return out.view(len(sizes.values), sizes.length, table.channels)
+    return out.view(len(sizes.values), sizes.length, learned.shape[-1])
 
 
 def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) -> None:
@@ -49,7 +49,7 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
     if not plan.runs:
         return
     has_grad = torch.is_grad_enabled()
-    trains = has_grad and any(part.requires_grad for part in table.parts)
+    trains = has_grad and any(part.requires_grad for part in table)
     watched = kept.watched()
     if watched:
         with torch.no_grad():
@@ -60,9 +60,9 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
         # it, as it was saved, and a selective checkpoint may hand back views of an earlier x.
         x.add_(added)
     if trains:
-        kept.forget(table.parts)
-        whole = table.whole()
-        AddedInPlace.apply(x, partial(gradient, whole.shape[-3:], plan), whole)
+        kept.forget(table)
+        cells = whole(table)
+        AddedInPlace.apply(x, partial(gradient, cells.shape[-3:], plan), cells)
     elif has_grad and x.requires_grad:
         AddedInPlace.apply(x, None, None)
 
@@ -79,7 +79,7 @@ def write(
         # cost no more.
         frozen = None
         if is_frozen and x.is_cpu and _is_worth_comparing(table, plan):
-            frozen = kept.frozen(table.parts)
+            frozen = kept.frozen(table)
         if frozen is None:
             embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
         else:
@@ -94,12 +94,12 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
     To compare costs two reads of each of its cells; to sum, about eight reads of each cell of a
     grid. So a table that is much larger than its grids is never compared.
     """
-    own_size = plan.spec.own_size(table.size)  # its embeddings are the table itself
+    own_size = plan.spec.own_size(size_of(table))  # its embeddings are the table itself
     summed = 0
     for h, w in plan.runs:
         if (h, w) != own_size:
             summed += h * w
-    compared = sum(part.shape[:-1].numel() for part in table.parts)
+    compared = sum(part.shape[:-1].numel() for part in table)
     return 2 * compared < 8 * summed
 
 
@@ -112,8 +112,7 @@ def _kept_embeddings(
     missing = [size for size, of_grid in found.items() if of_grid is None]
     if missing:
         with kept.unseen():
-            whole = PositionTable(table.tensors)
-            for size, of_grid in strategy.resample(whole, missing, plan.spec, dtype):
+            for size, of_grid in strategy.resample(table.tensors, missing, plan.spec, dtype):
                 found[size] = of_grid.to(dtype)
                 kept.keep((*options, size), found[size])
     return iter(found.items())

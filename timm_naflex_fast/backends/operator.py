@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import __version__
 from ..batch.layout import Coordinates
 from ..resampling.spec import ResizeSpec
-from ..resampling.tables import PositionTable
+from ..resampling.tables import PositionTable, whole
 from ..strategies import STRATEGIES
 from . import eager
 
@@ -40,12 +40,12 @@ def add(
     x: Tensor, table: PositionTable, patch_coord: Tensor, spec: ResizeSpec, strategy: str
 ) -> None:
     """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place."""
-    whole = table.whole()
-    whole = whole.reshape(whole.shape[-3:])
-    if len(table.parts) == 2:  # as one table they are no longer what timm's own calls resize
+    cells = whole(table)
+    cells = cells.reshape(cells.shape[-3:])
+    if len(table) == 2:  # as one table they are no longer what timm's own calls resize
         strategy = "matmul"
-    trains = whole.requires_grad and torch.is_grad_enabled()
-    total, _ = add_learned(x, whole, patch_coord, trains, *spec[:-1], strategy)
+    trains = cells.requires_grad and torch.is_grad_enabled()
+    total, _ = add_learned(x, cells, patch_coord, trains, *spec[:-1], strategy)
     x.copy_(total)  # the compiler removes this copy
 
 
@@ -62,7 +62,7 @@ def add_learned(
     out = x.clone(memory_format=torch.contiguous_format)
     spec = ResizeSpec(*options[:-1])
     plan = Coordinates(patch_coord).plan(out, spec)
-    eager.write(out, PositionTable((table.detach(),)), plan, strategy, is_frozen=not trains)
+    eager.write(out, (table.detach(),), plan, strategy, is_frozen=not trains)
     return out, patch_coord.clone()
 
 

@@ -135,10 +135,10 @@ def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, R
         align_corners = getattr(embeds, "pos_embed_align_corners", False)
         mode = embeds.pos_embed_interp_mode
         spec = learned_spec(mode, antialias, align_corners, preserving, reference)
-        return PositionTable((table,)), spec
+        return (table,), spec
     rows = embeds.pos_embed_y
     if rows is not None:
-        return PositionTable((rows, embeds.pos_embed_x)), factorized_spec(preserving, reference)
+        return (rows, embeds.pos_embed_x), factorized_spec(preserving, reference)
     raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
 
 
@@ -153,7 +153,7 @@ def _add(
     table, spec = read_embeds(embeds, by_flag=chosen.reference != LOOP)
     if spec.interpolation not in (*INTERPOLATIONS, "linear"):
         return f"a position table with interpolation mode {spec.interpolation!r}"
-    tensors = (x, *table.parts, *coordinates)
+    tensors = (x, *table, *coordinates)
     context = context_of(*tensors)
     # In plain eager code there is nothing that ours cannot take.
     if context is not None:

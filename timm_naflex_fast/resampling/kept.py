@@ -54,6 +54,7 @@ class Frozen:
 
     @property
     def nbytes(self) -> int:
+        """Of the copies."""
         return sum(map(len, self.copies))
 
 

@@ -37,7 +37,7 @@ from .dense import Embeddings
 from .kept import kept_by_arguments
 from .matrices import Taps, axis_taps
 from .spec import ResizeSpec, Size
-from .tables import PositionTable
+from .tables import PositionTable, whole
 
 
 class SparseSum(NamedTuple):
@@ -114,39 +114,27 @@ def both_axes_together(reads_y: int, reads_x: int, grid: Size, w0: int) -> bool:
 def resample(
     table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
 ) -> Embeddings:
-    """The embeddings of each size for tokens of ``dtype``: in float32, or float64 for float64.
-
-    Those of the table's own size are the table itself, not converted.
-    """
-    whole = table.whole()
-    h0, w0, channels = whole.shape[-3:]
-    flat = whole.reshape(-1, channels).contiguous()  # (H0*W0, C)
-    own_size = spec.own_size((h0, w0))
-    to_sum = []
-    for size in sizes:
-        if size == own_size:
-            yield size, flat
-        else:
-            to_sum.append(size)
-    if not to_sum:
-        return
-
+    """The embeddings of each size for tokens of ``dtype``: in float32, or float64 for float64."""
+    cells = whole(table)
+    h0, w0, channels = cells.shape[-3:]
     dtype = torch.promote_types(dtype, torch.float32)
-    source = flat.to(dtype)
+    source = cells.reshape(-1, channels).contiguous().to(dtype)  # (H0*W0, C)
     table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
     # Grids of one height share the sum along y.
-    for same_height in _by_height(to_sum, spec):
+    for same_height in _by_height(sizes, spec):
         after_y = None  # (h*W0, C), shared by all grids of this height
         for size in same_height:
-            steps = resize_steps(size, (h0, w0), spec, False, dtype, flat.device)
-            if len(steps) == 1:
+            steps = resize_steps(size, (h0, w0), spec, False, dtype, source.device)
+            if not steps:  # a grid of the table's own size
+                yield size, source
+            elif len(steps) == 1:
                 yield size, steps[0](source)
-                continue
-            along_y, along_x = steps
-            # Only when the first of them needs it: the others may sum both axes at once.
-            if after_y is None:
-                after_y = along_y(table_rows).view(-1, channels)
-            yield size, along_x(after_y)
+            else:
+                along_y, along_x = steps
+                # Only when the first of them needs it: the others may sum both axes at once.
+                if after_y is None:
+                    after_y = along_y(table_rows).view(-1, channels)
+                yield size, along_x(after_y)
 
 
 def gradient(

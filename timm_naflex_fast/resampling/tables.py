@@ -9,7 +9,6 @@ Tests: tests/contract/test_backends.py.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,64 +17,55 @@ from .dense import Embeddings
 from .matrices import interpolate
 from .spec import ResizeSpec, Size
 
+PositionTable = tuple[Tensor, ...]
+"""A learned table ([1,] H0, W0, C); or two, ([1,] H0, C) and ([1,] W0, C), whose lines are added."""
 
-@dataclass(frozen=True, eq=False)
-class PositionTable:
-    """A learned table ([1,] H0, W0, C); or two, ([1,] H0, C) and ([1,] W0, C), whose lines are added."""
 
-    parts: tuple[Tensor, ...]
+def size_of(table: PositionTable) -> Size:
+    """H0 and W0."""
+    if len(table) == 1:
+        h0, w0, _ = table[0].shape[-3:]
+        return h0, w0
+    rows, columns = table
+    return rows.shape[-2], columns.shape[-2]
 
-    @property
-    def size(self) -> Size:
-        """H0 and W0."""
-        if len(self.parts) == 1:
-            h0, w0, _ = self.parts[0].shape[-3:]
-            return h0, w0
-        rows, columns = self.parts
-        return rows.shape[-2], columns.shape[-2]
 
-    @property
-    def channels(self) -> int:
-        """C."""
-        return self.parts[0].shape[-1]
+def whole(table: PositionTable) -> Tensor:
+    """The learned table itself; or the sums of lines (H0, W0, C), in float32 at least."""
+    if len(table) == 1:
+        return table[0]
+    rows, columns = (lines.reshape(lines.shape[-2:]) for lines in table)
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return rows.to(dtype)[:, None] + columns.to(dtype)
 
-    def whole(self) -> Tensor:
-        """The learned table itself; or the sums of lines (H0, W0, C), in float32 at least."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        rows, columns = (lines.reshape(lines.shape[-2:]) for lines in self.parts)
-        dtype = torch.promote_types(rows.dtype, torch.float32)
-        return rows.to(dtype)[:, None] + columns.to(dtype)
 
-    def interpolated(
-        self, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
-    ) -> Embeddings:
-        """The embeddings (h*w, C) of each size by timm's own calls of ``F.interpolate``, in float32.
+def interpolated(
+    table: PositionTable, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
+) -> Embeddings:
+    """The embeddings (h*w, C) of each size by timm's own calls of ``F.interpolate``, in float32.
 
-        Those of two tables in ``dtype``: timm casts each before it adds them.
-        """
-        own_size = spec.own_size(self.size)
-        for size in sizes:
-            if len(self.parts) == 2:
-                yield size, self._interpolated_lines(size, spec, dtype)
-                continue
-            h, w = size
-            (resized,) = self.parts
+    Those of two tables in ``dtype``: timm casts each before it adds them.
+    """
+    own_size = spec.own_size(size_of(table))
+    for size in sizes:
+        h, w = size
+        resized_size = spec.resized_size(h, w)
+        if len(table) == 1:
+            (resized,) = table
             if size != own_size:
-                resized = interpolate(resized, spec.resized_size(h, w), spec)
+                resized = interpolate(resized, resized_size, spec)
                 if spec.ar_preserving:
                     # A copy: what is kept would else keep the whole square in memory.
                     resized = resized[:, :h, :w].clone()
             yield size, resized.reshape(h * w, -1)
+            continue
 
-    def _interpolated_lines(self, size: Size, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
-        """The same of two tables."""
-        lines = []
+        resized_lines = []
         # timm resizes a line only if its length differs, and crops it after that.
-        for table, keep, length in zip(self.parts, size, spec.resized_size(*size)):
-            line = table
-            if table.shape[-2] != length:
-                line = interpolate(table, (length,), spec)
-            lines.append(line.flatten(0, -2)[:keep].to(dtype))
-        y, x = lines  # (h, C), (w, C)
-        return (y[:, None] + x).flatten(0, 1)
+        for lines, keep, length in zip(table, size, resized_size):
+            line = lines
+            if lines.shape[-2] != length:
+                line = interpolate(lines, (length,), spec)
+            resized_lines.append(line.flatten(0, -2)[:keep].to(dtype))
+        y, x = resized_lines  # (h, C), (w, C)
+        yield size, (y[:, None] + x).flatten(0, 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....names import STRATEGY_NAMES
 from ....patching.timm_methods import read_embeds
+from ....resampling.tables import size_of
 from ..contenders import BASELINE, use
 from ..pipelines import recorded
 
@@ -55,14 +56,14 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
     for batch, labels in batches:
         outputs = {name: _forward(model, batch, name) for name in parts}
         for name, ours in outputs.items():
-            found = _compare(ours, outputs[BASELINE], labels, len(tables.parts))
+            found = _compare(ours, outputs[BASELINE], labels, len(tables))
             parts[name].append(found)
     results: dict[str, Tensors] = {}
     for name, some in parts.items():
         results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
     timms = results[BASELINE]
     drift = {name: _drift(ours, timms) for name, ours in results.items()}
-    grids = [_of_grid(grid, tables.size, results) for grid in timms["grid"].unique(dim=0)]
+    grids = [_of_grid(grid, size_of(tables), results) for grid in timms["grid"].unique(dim=0)]
     return {"images": len(timms["grid"]), "drift": drift, "grids": grids}
 
 
