@@ -37,7 +37,7 @@ from .choices import (
 )
 from .decide import Replacement, settings_for
 from .graphs import forget_graphs
-from .library import BEFORE, Library, hidden, is_ours, known_libraries
+from .library import Library, is_ours, known_libraries
 from .not_served import not_served
 from .releases import check_supported
 
@@ -194,7 +194,7 @@ def enable(
 
     ``status()`` counts anew. The newest call holds, until its handle is left or ``disable()`` ends
     all. What another package has put in place of a method before is an error that names it; on one
-    module, or in a derived class, it is left as it is, and ``enable(model=...)`` warns of it.
+    module, or in a derived class, it is left as it is, and ``status(model)`` names it.
 
     Args:
         mode: "matmul" (timm's result to float32 rounding, fastest), "interpolate_cached" (timm's
@@ -220,8 +220,7 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ or are another
-            package's; with ``strict``, a method that would be left as it is, or a table that would;
-            nothing is changed.
+            package's; with ``strict``, a table that would be left as it is; nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
@@ -256,13 +255,8 @@ def enable(
     with lock:
         if settings != STOCK:
             # All is checked before the first is replaced.
-            for each, holders in places.items():
+            for each in places:
                 check_supported(each)
-                for sentence in hidden(each, holders):
-                    message = f"{sentence} and stays in force; {BEFORE}"
-                    if strict:
-                        raise RuntimeError(f"{message}. Nothing was changed")
-                    counts.warn(message)
             for each in places:
                 replaced |= _put_on(each)
             choice.libraries = tuple(places)

@@ -59,9 +59,6 @@ class Library:
 known_libraries: set[Library] = set()
 """Those that were enabled or looked at."""
 
-BEFORE = "to put that over ours, call enable() before"
-"""What to do about a method that another package has put there."""
-
 EXACT_STRATEGIES = {name: name for name, each in STRATEGIES.items() if each.reference == LOOP}
 """By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 
@@ -86,36 +83,11 @@ def is_ours(function: Any) -> bool:
     return home_of(function).startswith(f"{__package__}.")
 
 
-def calls_ours(function: Any, name: str) -> bool:
-    """Whether a method of this name is ours or, as far as that shows, calls ours.
-
-    A wrapper says what it wraps (``functools``, wrapt, accelerate's hooks); a subclass's method
-    names the one that it hides, as by super().
-    """
-    while function is not None and not is_ours(function):
-        code = getattr(function, "__code__", None)
-        if name in getattr(code, "co_names", ()):
-            return True
-        function = getattr(function, "__wrapped__", None)
-    return function is not None
-
-
-def named(where: str, function: Any) -> str:
-    """A method that another package put there, in words."""
+def author_of(function: Any) -> str:
+    """What another package put in a method's place, by its full name."""
     kind = type(function)
-    by = getattr(function, "__qualname__", kind.__name__)
-    return f"{where} is {home_of(function) or kind.__module__}.{by}"
-
-
-def hidden(library: Library, modules: Sequence[Any]) -> list[str]:
-    """What these modules, or their own classes, have in place of the library's, in sentences."""
-    sentences: dict[str, bool] = {}  # in order
-    for (_, name), owner in library.owners().items():
-        for module in having(owner, modules):
-            function = getattr(module, name)
-            if not (library.wrote(function) or calls_ours(function, name)):
-                sentences[named(f"one {type(module).__name__}.{name}", function)] = True
-    return list(sentences)
+    name = getattr(function, "__qualname__", kind.__name__)
+    return f"{home_of(function) or kind.__module__}.{name}"
 
 
 def having(owner: Any, modules: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from .choices import libraries_in_use
-from .library import BEFORE, Library, calls_ours, named, owner_of
+from .library import Library, author_of, is_ours, owner_of
 
 
 def installed(library: Library) -> str:
@@ -48,8 +48,9 @@ def check_supported(library: Library) -> None:
             if ["strategy", *_arguments(method)] != _arguments(library.replacements[key].compute):
                 wrong.append(f"{label} takes {inspect.signature(method)}")
         # What is over ours may call it.
-        elif not (is_in_use or calls_ours(method, key[1])):
-            wrong.append(f"{named(label, method)}; {BEFORE}")
+        elif not (is_in_use or is_ours(method)):
+            over = "to put that over ours, call enable() before"
+            wrong.append(f"{label} is {author_of(method)}; {over}")
     # Where ours is in place, all were compared before it was.
     if is_before(library.newest, version) and not is_in_use:
         wrong += _read_differently(library)

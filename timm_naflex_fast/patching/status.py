@@ -20,7 +20,7 @@ from .choices import (
 )
 from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
-from .library import Library, calls_ours, having, hidden, known_libraries
+from .library import Library, author_of, having, is_ours, known_libraries
 from .not_served import loaded_classes, not_served
 from .releases import installed, is_before
 
@@ -37,8 +37,8 @@ class Status:
 
     ``flags`` are the settings for every model (or of the one asked about: of its innermost part),
     ``models`` those of models that have their own. ``replaced`` maps the libraries' methods to what
-    computes them, two or more where the parts of a model differ; it is empty when nothing is
-    replaced. Since the last ``enable()``: ``calls`` counts what computed which component,
+    computes them, another package's function too, two or more where the parts of a model differ; it
+    is empty when nothing is replaced. Since the last ``enable()``: ``calls`` counts what computed which component,
     ``fallbacks`` why a library's own code ran although something else was chosen. Under
     ``torch.compile`` each trace counts, and the calls of a finished graph do not. ``notes`` are
     sentences on what a user may not expect.
@@ -111,7 +111,6 @@ def status(model: nn.Module | None = None) -> Status:
                     notes.append(note)
             if library in in_use:
                 replaced |= _who_computes(library, parts)
-                notes += hidden(library, parts)
                 # timm imports all of its models at once, used or not: they say nothing.
                 if model is None and library.name == "transformers":
                     classes = loaded_classes()
@@ -135,8 +134,8 @@ def status(model: nn.Module | None = None) -> Status:
 
 
 def _who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
-    """The strategy, or "stock", of each method of which ours is called: in one of these modules or,
-    without them, in any. Several, where these modules have settings of their own."""
+    """What computes each method in these modules or, without them, in any: the strategy, "stock", or
+    what another package has put there. Several, where these modules differ."""
     computing = {}
     for key, owner in library.owners().items():
         _, name = key
@@ -144,9 +143,12 @@ def _who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
         users = having(owner, modules) if modules else [owner]
         strategies = set()
         for user in users:
-            if calls_ours(getattr(user, name), name):
+            function = getattr(user, name)
+            if is_ours(function):
                 mode = getattr(settings_for(user, library), replacement.component)
                 strategies.add(replacement.strategies.get(mode, "stock"))
+            else:
+                strategies.add(author_of(function))
         if strategies:
             computing[f"{owner.__name__}.{name}"] = ", ".join(sorted(strategies))
     return computing
