@@ -189,19 +189,6 @@ def test_what_was_compiled_without_guards_follows_too(model, results, name, own)
             assert gives(compiled, results) == "exact"
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler, FILTERS[-1]), reason="no filters of guards")
-def test_models_that_may_share_a_graph_are_told(model, results):
-    """PyTorch runs one graph for models of one class; their own choices may be others."""
-    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    compiled = torch.compile(model, backend=NoOptions(), options=options)
-    with enable():
-        assert gives(compiled, results) == "exact"
-        assert "filter of guards" not in str(status())
-        with enable(model=model):
-            assert gives(compiled, results) == "exact"
-            assert "choose one mode for all of them" in str(status())
-
-
 class NoOptions:
     """The backend "eager", which may be given options."""
 

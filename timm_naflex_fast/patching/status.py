@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from . import counts, graphs
+from . import counts
 from .choices import (
     STOCK,
     VALID_MODES,
@@ -25,10 +25,6 @@ from .not_served import loaded_classes, not_served
 from .releases import installed, is_before
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
-SHARED_GRAPHS = (
-    "a graph was compiled with a filter of guards: it may serve other models of the same class in "
-    "the mode of the first, so choose one mode for all of them"
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,8 +115,6 @@ def status(model: nn.Module | None = None) -> Status:
         if in_use:
             notes += not_served(modules, classes)
         own = [each.settings for each in holding() if each.places.isdisjoint(known_libraries)]
-        if graphs.unguarded and own:
-            notes.append(SHARED_GRAPHS)
         return Status(
             flags=flags,
             models=tuple(own) if model is None else (),
