@@ -88,7 +88,7 @@ WRONG = [
     (add, EITHER, dict(grid_sizes=SIZES)),
     (add, FOR_EACH, dict(patch_coord=None, grid_sizes=[(1, 2, 3)] * 2)),
     (add, FOR_EACH, dict(patch_coord=None, grid_sizes=[(2, 3)])),
-    (add, "image 1 has 8 tokens", dict(patch_coord=None, grid_sizes=[(2, 3), (4, 2)])),
+    (add, "at most length=6 tokens; got", dict(patch_coord=None, grid_sizes=[(2, 3), (4, 2)])),
     (embeds, "integers of at least 1", dict(grid_sizes=[(4, 0)])),
     (embeds, r"shape \(B, 2\) or \(B, 3\)", dict(grid_sizes=torch.zeros(2))),
     (fast.resize_matrix, NO_SIZE, dict(n=0)),
@@ -98,9 +98,9 @@ WRONG = [
     (fast.resample_patch_kernel, MODES, dict(mode="nearest")),
     (fast.resize_matrix, MODES, dict(mode="nearest")),
     (embeds, "'last' is not valid; valid: 'zeros', 'first'", dict(padding="last")),
-    (embeds, "image 0 has 16 tokens, length is 15", dict(length=15)),
+    (embeds, "at most length=15 tokens; got", dict(length=15)),
     (embeds, "merge must be an integer of at least 1", dict(merge=0)),
-    (embeds, "3 does not divide 3 x 4", dict(grid_sizes=[(3, 4)], merge=3)),
+    (embeds, "multiples of merge=3", dict(grid_sizes=[(3, 4)], merge=3)),
 ]
 for function in (add, add_factorized, embeds):
     WRONG.append((function, NO_STRATEGY, dict(strategy="stock")))

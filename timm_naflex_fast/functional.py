@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .backends import dispatch
 from .batch.checks import check_interpolation, check_numbers, check_size
-from .batch.layout import Coordinates, Sizes, check_tokens, coordinates_of
+from .batch.layout import Sizes, check_tokens, coordinates_of
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling.matrices import axis_matrix
@@ -110,7 +110,7 @@ def add_pos_embed_(
     else:
         check_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-    dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, (table,), patch_coord, spec, chosen, context)
     return x
 
 
@@ -156,7 +156,7 @@ def add_factorized_pos_embed_(
     table = (table_y, table_x)
     spec = factorized_spec(ar_preserving, chosen.reference)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, table, Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, table, patch_coord, spec, chosen, context)
     return x
 
 

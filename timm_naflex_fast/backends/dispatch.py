@@ -14,7 +14,7 @@ The way of a call in eager code, where the table is frozen and its grids came be
 
     timm's method -> decide.Replacement        asks whether ours runs, and counts after it
                   -> dispatch.add              checks the shapes, picks a backend
-                  -> layout.Coordinates.plan   reads the grids, and which samples share one
+                  -> layout.plan_of            reads the grids, and which samples share one
                   -> eager.add_plan            nobody trains and no mode watches: no word to autograd
                   -> kept.frozen               the table has the same bits: what was kept of it
                   -> tokens.add_to_tokens      adds it to the samples of each grid
@@ -35,7 +35,14 @@ A frozen table whose grids are new goes the second way without autograd.
 import torch
 from torch import Tensor
 
-from ..batch.layout import Coordinates, Sizes, TokenLayout, row_major
+from ..batch.layout import (
+    Sizes,
+    TokenLayout,
+    check_tokens,
+    coordinates_in_graph,
+    plan_of,
+    row_major,
+)
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
@@ -73,14 +80,14 @@ def add(
             ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
-    layout.check(x, table[0].shape[-1])
+    check_tokens(x, table[0].shape[-1], layout)
     if context is None:
         check_no_shared_elements(x)
-        plan = layout.plan(x, spec)
+        plan = plan_of(layout, x, spec)
         eager.add_plan(x, table, plan, strategy)
         return
     # In a graph nothing may be read on the host.
-    patch_coord = layout.coordinates(x)  # (B, N, 2) or (1, N, 2)
+    patch_coord = coordinates_in_graph(layout, x)  # (B, N, 2) or (1, N, 2)
     if context == "capture" and patch_coord.device != x.device:
         raise RuntimeError(FROM_HOST)
     if context == "compile" and has_float64(x.device):
@@ -115,7 +122,7 @@ def resample(
     on_device = sizes.as_tensor(length, context).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     padded = learned.new_zeros(*patch_coord.shape[:2], learned.shape[-1])
-    add(padded, table, Coordinates(patch_coord), spec, strategy, context)
+    add(padded, table, patch_coord, spec, strategy, context)
     padded = traceable.repeat_frames(padded, on_device, sizes.embeds_padding)
     if sizes.length is not None:
         return padded

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..batch.layout import Coordinates
+from ..batch.layout import plan_of
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable, whole
 from ..strategies import STRATEGIES
@@ -61,7 +61,7 @@ def add_learned(
     strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
     spec = ResizeSpec(*options[:-1])
-    plan = Coordinates(patch_coord).plan(out, spec)
+    plan = plan_of(patch_coord, out, spec)
     eager.write(out, (table.detach(),), plan, strategy, is_frozen=not trains)
     return out, patch_coord.clone()
 
@@ -74,7 +74,7 @@ def add_learned(
 def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     shape = (rows, cols, g.shape[-1])
-    plan = Coordinates(patch_coord).plan(g, ResizeSpec(*options[:-1]))
+    plan = plan_of(patch_coord, g, ResizeSpec(*options[:-1]))
     return eager.gradient(shape, plan, g)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import MAX_COORDINATE, InvalidCoordinateError
+from .checks import MAX_COORDINATE, InvalidCoordinateError, most_cells
 from .plan import Run, Runs
 
 
@@ -21,7 +21,7 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
     if coord.is_floating_point():
         if coord.dtype is not torch.float64:
             coord = coord.to(torch.float32)  # half precision cannot hold the bounds
-        coord = coord.clamp(-1, MAX_COORDINATE + 1).nan_to_num(nan=-1)
+        coord = coord.clamp(-1, MAX_COORDINATE).nan_to_num(nan=-1)
     return coord.to(torch.int64)
 
 
@@ -45,8 +45,9 @@ def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool =
         embeds_padding: padding tokens get the cell that they name, (0, 0) or another.
 
     Raises:
-        InvalidCoordinateError: a negative, non-finite or huge coordinate among a grid's own tokens;
-            with ``embeds_padding`` also among its padding, and one that is no whole number.
+        InvalidCoordinateError: a negative or non-finite coordinate among a grid's own tokens; with
+            ``embeds_padding`` also among its padding, and one that is no whole number; a grid of
+            more than 64 N + 4,096 cells.
     """
     on_host = patch_coord.cpu()
     whole = on_host
@@ -93,14 +94,15 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
     _, length, _ = coord.shape
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
-    largest = axes.max(2)  # (2, B)
-    heights, widths = largest + 1  # (B,) each
-    cells = heights * widths
+    # Cut, so that the cells can be counted.
+    sizes = axes.max(2).clip(-1, MAX_COORDINATE) + 1  # (2, B)
+    heights, widths = sizes
+    cells = heights * widths  # (B,)
     order = np.arange(length)
     in_grid = order < cells[:, None]  # (B, N)
     embedded = in_grid | embeds_padding
-    if axes.min() < 0 or largest.max() >= MAX_COORDINATE:
-        _check_cells(axes, largest, embedded)
+    if axes.min() < 0 or cells.max() > most_cells(length):
+        _check_cells(axes, sizes, embedded)
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
     # and counts where it is embedded.
@@ -127,17 +129,21 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
     return runs
 
 
-def _check_cells(axes: Any, largest: Any, embedded: Any) -> None:
-    """Each sample's grid must have cells, and the tokens that are embedded must name them.
+def _check_cells(axes: Any, sizes: Any, embedded: Any) -> None:
+    """The tokens that are embedded must name cells, and no grid may have too many.
 
-    ``axes`` (2, B, N): all y, then all x; ``largest`` (2, B); ``embedded`` (B, N).
+    ``axes`` (2, B, N): all y, then all x; ``sizes`` (2, B): all h, then all w; ``embedded`` (B, N).
     """
     negative = (axes < 0).any(0)  # (B, N)
+    _, length = embedded.shape
+    most = most_cells(length)
     # The first token belongs to every grid, also to one that would have no cells.
-    wrong = negative[:, 0] | (negative & embedded).any(1) | (largest >= MAX_COORDINATE).any(0)
+    wrong = negative[:, 0] | (negative & embedded).any(1) | (sizes.prod(0) > most)
     if wrong.any():
+        sample = wrong.argmax()
+        h, w = sizes[:, sample]
         raise InvalidCoordinateError(
-            f"patch_coord of sample {wrong.argmax()} holds a negative or non-finite coordinate, "
-            f"one beyond {MAX_COORDINATE}, or with grid_sample one that is no whole number; "
-            "coordinates count from 0, and padding tokens carry (0, 0)"
+            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, with "
+            f"grid_sample one that is no whole number, or a grid of more than 64 x {length} + 4096 "
+            f"= {most} cells: {h} x {w}; coordinates count from 0, and padding tokens carry (0, 0)"
         )

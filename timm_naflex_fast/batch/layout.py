@@ -7,25 +7,29 @@ import torch
 from torch import Tensor
 
 from ..resampling.kept import kept_by_arguments
-from ..resampling.spec import OLDER_FLAG, ResizeSpec
+from ..resampling.spec import OLDER_FLAG, ResizeSpec, Size
 from ..tracing import Context
-from .checks import check_numbers, most_cells
+from .checks import check_numbers
 from .grids import read_grids
 from .plan import Plan, Run, Runs
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
 
+TokenLayout = Tensor | Size
+"""Where the tokens of a batch lie: their coordinates (y, x), (B, N, 2), integers in any dtype; or of
+plain images, whose tokens are in row-major order, the one grid (h, w)."""
 
-def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
-    """``x`` must be (B, N, channels), and ``patch_coord``, if given, (B, N, 2)."""
+
+def check_tokens(x: Tensor, channels: int, patch_coord: TokenLayout | None = None) -> None:
+    """``x`` must be (B, N, channels), and ``patch_coord``, if it is a tensor, (B, N, 2)."""
     shape = x.shape
     if len(shape) != 3 or shape[2] != channels:
         raise ValueError(
             f"x must be tokens of shape (B, N, {channels}), as wide as the table; "
             f"got {tuple(shape)}"
         )
-    if patch_coord is None:
+    if not isinstance(patch_coord, Tensor):
         return
     wrong = "patch_coord must hold (y, x) for each token"
     # The compiler of torch 2.4 can do neither this nor unbacked sizes.
@@ -42,87 +46,45 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         )
 
 
-class Coordinates(NamedTuple):
-    """The coordinates (y, x) of all tokens, (B, N, 2), integers in any dtype."""
-
-    values: Tensor
-
-    def check(self, x: Tensor, channels: int) -> None:
-        """``x`` must be tokens (B, N, channels), with coordinates for each."""
-        check_tokens(x, channels, self.values)
-
-    def coordinates(self, x: Tensor) -> Tensor:
-        """(B, N, 2)."""
-        return self.values
-
-    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
-        """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
-
-        Args:
-            x: (B, N, C) tokens, whose numbers are not used.
-            spec: how the table is resized. In the plan it also holds the batch's largest grid,
-                where that changes the rounding.
-
-        Returns:
-            A plan without a grid when the batch holds no token. Padding tokens, those from the
-            h*w-th on, are not looked at, except where they get embeddings too.
-
-        Raises:
-            ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
-                more than 64 N + 4,096 cells. Further ones of ``read_grids``.
-        """
-        if x.numel() == 0:
-            return Plan({}, spec)
-
-        # The one copy from the device in a call: what follows is known on the host.
-        runs = read_grids(self.values, x.device, spec.samples())
-        # One token with a huge coordinate must not take memory out of proportion.
-        length = x.shape[1]
-        most = most_cells(length)
-        for (h, w), of_size in runs.items():
-            if h * w > most:
-                raise ValueError(
-                    f"patch_coord of sample {of_size[0].samples.start} spans a grid of {h} x {w} "
-                    f"cells, too many for {length} tokens; valid are at most 64 x {length} + 4096 "
-                    f"= {most} cells"
-                )
-
-        # Positions are rounded as part of the longest grid's.
-        if spec.reference == OLDER_FLAG:
-            heights, widths = zip(*runs)
-            spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
-        return Plan(runs, spec)
+def coordinates_in_graph(layout: TokenLayout, x: Tensor) -> Tensor:
+    """The coordinates (B, N, 2) of tokens ``x`` (B, N, C), or (1, N, 2) for all samples."""
+    if isinstance(layout, Tensor):
+        return layout
+    _, w = layout
+    cell = torch.arange(x.shape[1], device=x.device)
+    return torch.stack((cell // w, cell % w), -1)[None]
 
 
-class OneGrid(NamedTuple):
-    """The grid of every sample of a batch of plain images, whose tokens are in row-major order."""
+def plan_of(layout: TokenLayout, x: Tensor, spec: ResizeSpec) -> Plan:
+    """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
-    h: int
-    w: int
+    Args:
+        x: (B, N, C) tokens, whose numbers are not used.
+        spec: how the table is resized. In the plan it also holds the batch's largest grid, where
+            that changes the rounding.
 
-    def check(self, x: Tensor, channels: int) -> None:
-        """``x`` must be tokens (B, h*w, channels)."""
-        check_tokens(x, channels)
-        h, w = self
-        if x.shape[1] != h * w:
-            raise ValueError(
-                f"x must hold one token per cell of the {h} x {w} grid, {h * w}; "
-                f"got shape {tuple(x.shape)}"
-            )
+    Returns:
+        A plan without a grid when the batch holds no token. Padding tokens, those from the h*w-th
+        on, are not looked at, except where they get embeddings too.
 
-    def coordinates(self, x: Tensor) -> Tensor:
-        """(1, h*w, 2), for all samples, in a graph."""
-        cell = torch.arange(x.shape[1], device=x.device)
-        return torch.stack((cell // self.w, cell % self.w), -1)[None]
+    Raises:
+        InvalidCoordinateError: see ``read_grids``.
+    """
+    batch, length, _ = x.shape
+    if not isinstance(layout, Tensor):
+        h, w = map(int, layout)
+        # Where the tokens are not h*w, PyTorch says so when it adds.
+        return Plan({(h, w): [Run(slice(0, batch), slice(0, length), h * w)]}, spec)
+    if x.numel() == 0:
+        return Plan({}, spec)
 
-    def plan(self, x: Tensor, spec: ResizeSpec) -> Plan:
-        """One grid. ``x`` (B, h*w, C) has one token for each cell."""
-        batch, length, _ = x.shape
-        run = Run(slice(0, batch), slice(0, length), length)
-        return Plan({(int(self.h), int(self.w)): [run]}, spec)
-
-
-TokenLayout = Coordinates | OneGrid
+    # The one copy from the device in a call: what follows is known on the host.
+    runs = read_grids(layout, x.device, spec.samples())
+    # Positions are rounded as part of the longest grid's.
+    if spec.reference == OLDER_FLAG:
+        heights, widths = zip(*runs)
+        spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
+    return Plan(runs, spec)
 
 
 class Sizes(NamedTuple):
@@ -173,30 +135,24 @@ class Sizes(NamedTuple):
         if isinstance(listed, Tensor):
             check_numbers(listed, "grid_sizes")
             listed = listed.tolist()  # one copy from a device, not one for each number
-        sizes: FrameSizes = []
         try:
-            for size in listed:
-                whole = [operator.index(n) for n in size]
-                if len(whole) == 2:
-                    whole.insert(0, 1)  # one frame
-                t, h, w = whole
-                sizes.append((t, h, w))
+            return [self._checked(size) for size in listed]
         except (TypeError, ValueError):
-            raise _wrong_sizes(listed) from None
-        for number, (t, h, w) in enumerate(sizes):
-            if min(t, h, w) < 1:
-                raise _wrong_sizes(listed)
-            if h % self.merge or w % self.merge:
-                raise ValueError(
-                    f"merge must divide every height and width; {self.merge} does not divide "
-                    f"{h} x {w}"
-                )
-            if self.length is not None and t * h * w > self.length:
-                raise ValueError(
-                    f"length must hold every image; image {number} has {t * h * w} tokens, length "
-                    f"is {self.length}"
-                )
-        return sizes
+            raise ValueError(
+                "grid_sizes must hold (h, w) or (t, h, w) for each image, shape (B, 2) or (B, 3), "
+                f"integers of at least 1, h and w multiples of merge={self.merge}, with at most "
+                f"length={self.length} tokens; got {listed}"
+            ) from None
+
+    def _checked(self, size: Any) -> tuple[int, int, int]:
+        """One size, as (t, h, w). A wrong one is a TypeError or a ValueError without words."""
+        *frames, h, w = map(operator.index, size)
+        (t,) = frames or (1,)
+        is_merged = h % self.merge == w % self.merge == 0
+        is_short = self.length is None or t * h * w <= self.length
+        if min(t, h, w) < 1 or not is_merged or not is_short:
+            raise ValueError
+        return t, h, w
 
     def as_tensor(self, length: int, context: Context) -> Tensor:
         """Sizes (B, 2) or (B, 3), int64, on the device on which they are given.
@@ -218,13 +174,6 @@ class Sizes(NamedTuple):
             "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens",
         )
         return sizes
-
-
-def _wrong_sizes(listed: Any) -> ValueError:
-    return ValueError(
-        "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, shape "
-        f"(B, 2) or (B, 3); got {listed}"
-    )
 
 
 def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..backends import dispatch
 from ..batch.checks import InvalidCoordinateError
-from ..batch.layout import Coordinates, OneGrid, TokenLayout, check_tokens
+from ..batch.layout import TokenLayout, check_tokens
 from ..patch_embed.kernels import resample_kernel
 from ..resampling.spec import (
     FLAG,
@@ -142,18 +142,15 @@ def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, R
     raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
 
 
-def _add(
-    strategy: str, embeds: Any, x: Tensor, layout: TokenLayout, *coordinates: Tensor
-) -> str | None:
-    """Add the table, resampled as chosen, to the tokens; or say why timm's own code has to.
-
-    ``coordinates``: the tensor in the layout, if it has one.
-    """
+def _add(strategy: str, embeds: Any, x: Tensor, layout: TokenLayout) -> str | None:
+    """Add the table, resampled as chosen, to the tokens; or say why timm's own code has to."""
     chosen = STRATEGIES[strategy]
     table, spec = read_embeds(embeds, by_flag=chosen.reference != LOOP)
     if spec.interpolation not in (*INTERPOLATIONS, "linear"):
         return f"a position table with interpolation mode {spec.interpolation!r}"
-    tensors = (x, *table, *coordinates)
+    tensors = (x, *table)
+    if isinstance(layout, Tensor):
+        tensors += (layout,)
     context = context_of(*tensors)
     # In plain eager code there is nothing that ours cannot take.
     if context is not None:
@@ -182,14 +179,14 @@ def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replac
 @_adds("_apply_factorized_naflex_pos_embed", BATCH_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
 def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    return _add(strategy, self, x, Coordinates(patch_coord), patch_coord)
+    return _add(strategy, self, x, patch_coord)
 
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
 @_adds("_apply_factorized_pos_embed", IMAGE_STRATEGIES)
 def add_to_images(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | None:
     """Modifications: the chosen strategy, "matmul" for "grid_sample"."""
-    return _add(strategy, self, x, OneGrid(*grid_size))
+    return _add(strategy, self, x, tuple(grid_size))
 
 
 def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> Tensor | str:

@@ -37,8 +37,8 @@ def batched_rope(
         ``torch.compile`` a list of them.
 
     Raises:
-        ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not
-            checked with ``traceable``, nor on a GPU: nothing is read back.
+        InvalidCoordinateError: see ``read_grids``. Not checked with ``traceable``, nor on a GPU:
+            nothing is read back.
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
@@ -55,7 +55,7 @@ def batched_rope(
     has_padding = True
     if reads:
         line = line_of_token(rope, coord, size, is_padding)
-        has_padding = line is None and bool(is_padding.any())
+        has_padding = bool(is_padding.any())
     if line is not None:
         # One of the tokens on each line tells its position.
         of_lines = positions.new_zeros(int(line.max()) + 1, 2)  # (R, 2)
@@ -70,10 +70,9 @@ def batched_rope(
             # With a gradient the cast comes last: so a cell's gradients are added in float32.
             lines = values if values.requires_grad else values.to(dtype)
             values = F.embedding(line, lines.flatten(1)).unflatten(2, lines.shape[1:])
-        values = values.to(dtype)  # (B, N, heads, 2D)
-        if has_padding:
+        elif has_padding:
             values = values.masked_fill(is_padding[..., None, None], 0.0)
-        return values.transpose(1, 2)
+        return values.to(dtype).transpose(1, 2)  # (B, heads, N, 2D)
 
     if not rope.mixed:
         return embeddings(0)
@@ -109,9 +108,8 @@ def line_of_token(rope: Rope, coord: Tensor, size: Tensor, is_padding: Tensor) -
     distinct, grid = size.unique(dim=0, return_inverse=True)  # (G, 1, 2), (B,)
 
     # To save sines pays if many tokens share a cell: a lookup costs half of what the formula does.
-    # One huge coordinate makes a huge grid; there the formula serves, too.
     lengths = distinct.prod(2)  # (G, 1)
-    if 4 * lengths.double().sum() > coord.numel():
+    if 4 * lengths.sum() > coord.numel():
         return None
     first = 1 + lengths.cumsum(0) - lengths  # (G, 1)
     y, x = coord.unbind(-1)  # (B, N) each
