@@ -14,7 +14,7 @@ from tests.support.checks import one_by_one
 from tests.support.oracles import relative, seeded, small_vit
 from tests.support.running import running
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching.releases import installed, is_before
+from timm_naflex_fast.patching.releases import installed
 from timm_naflex_fast.patching.transformers_methods import LIBRARY
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -47,7 +47,7 @@ SIZES = {  # larger and smaller than the table, equal to it, repeated, one token
 PRISTINE = {key: vars(cls)[name] for key, (cls, name) in TOWERS.items()}
 # From 5.24 on, transformers' Siglip2 is no loop over PyTorch's resize any more, but one product.
 keeps_bits = lambda kind, mode: (
-    mode == MODES[1] and (kind != "siglip2" or is_before(installed(LIBRARY), "5.24"))
+    mode == MODES[1] and (kind != "siglip2" or installed(LIBRARY) < "5.24")
 )
 by_kind = pytest.mark.parametrize("kind", TOWERS)
 by_mode = pytest.mark.parametrize("mode", MODES)

@@ -11,19 +11,15 @@ import re
 import sys
 from typing import Any
 
+from torch.torch_version import TorchVersion
+
 from .choices import libraries_in_use
 from .library import Library, author_of, is_ours, owner_of
 
 
-def installed(library: Library) -> str:
-    """The installed release's version."""
-    return str(sys.modules[library.name].__version__)
-
-
-def is_before(version: str, other: str) -> bool:
-    """Whether a release is older than another, by their first three numbers."""
-    numbers = [tuple(map(int, re.findall(r"\d+", each)[:3])) for each in (version, other)]
-    return numbers[0] < numbers[1]
+def installed(library: Library) -> TorchVersion:
+    """The installed release, which compares with others as PyTorch's own version does."""
+    return TorchVersion(sys.modules[library.name].__version__)
 
 
 def check_supported(library: Library) -> None:
@@ -37,7 +33,7 @@ def check_supported(library: Library) -> None:
     version = installed(library)
     is_in_use = library in libraries_in_use()
     # All differences are named at once: who reports them, or mends ours, needs all.
-    wrong = ["it is too old"] if is_before(version, library.oldest) else []
+    wrong = ["it is too old"] if version < library.oldest else []
     for key, owner in library.owners().items():
         label = f"{owner.__name__}.{key[1]}"
         method = vars(owner).get(key[1])
@@ -52,7 +48,7 @@ def check_supported(library: Library) -> None:
             over = "to put that over ours, call enable() before"
             wrong.append(f"{label} is {author_of(method)}; {over}")
     # Where ours is in place, all were compared before it was.
-    if is_before(library.newest, version) and not is_in_use:
+    if version > library.newest and not is_in_use:
         wrong += _read_differently(library)
     if wrong:
         raise RuntimeError(

@@ -22,7 +22,7 @@ from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
 from .library import Library, author_of, having, is_ours, known_libraries
 from .not_served import loaded_classes, not_served
-from .releases import installed, is_before
+from .releases import installed
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
 
@@ -103,7 +103,7 @@ def status(model: nn.Module | None = None) -> Status:
             if flags == STOCK:
                 flags = settings
             for version, note in library.notes.items():
-                if is_before(installed(library), version):
+                if installed(library) < version:
                     notes.append(note)
             if library in in_use:
                 replaced |= _who_computes(library, parts)
