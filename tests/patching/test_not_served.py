@@ -37,16 +37,15 @@ def fixed():
 @pytest.fixture
 def copied():
     """Siglip2's embeddings as a repository's own code has them."""
-    words = vars(siglip2.Siglip2VisionEmbeddings)
-    words = {name: words[name] for name in ("__init__", "resize_positional_embeddings", "forward")}
-    words["__module__"] = "remote_code"
-    copy = type("Siglip2VisionEmbeddings", (nn.Module,), words)
+    theirs = siglip2.Siglip2VisionEmbeddings
 
     def init(self):
         nn.Module.__init__(self)
+        self.position_embedding = nn.Embedding(16, 8)
 
-    copy.__init__ = init
-    return copy()
+    words = dict(__init__=init, __module__="remote_code", forward=theirs.forward)
+    words["resize_positional_embeddings"] = theirs.resize_positional_embeddings
+    return type("Siglip2VisionEmbeddings", (nn.Module,), words)()
 
 
 class ByFunction(nn.Module):
@@ -81,6 +80,7 @@ OTHERS = {
     "siglip": "SiglipVisionEmbeddings",
     "vilt": "ViltEmbeddings",
     "clip": "CLIPVisionEmbeddings",
+    "qwen3_vl": "Qwen3VLVisionModel",
     "dinov2": "Dinov2Embeddings",
     "glm4v": "Glm4vVisionEmbeddings",
     "timesformer": "TimesformerEmbeddings",

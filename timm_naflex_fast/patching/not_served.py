@@ -13,27 +13,19 @@ from torch import nn
 
 from .library import Library
 
-POSITION = r"pos(ition)?(al)?_?(emb|enc)"
-# "interpolate_pos_encoding", "resize_positional_embeddings": of a method, of what it calls, and
-# of the class.
-RESIZES_POSITIONS = re.compile(rf"(interpolat|resiz|resampl)\w*{POSITION}", re.IGNORECASE)
-# What every model of transformers has, for another number of words.
-FOR_TEXT = "resize_position_embeddings"
-TABLE = re.compile(POSITION)  # of an attribute, at its beginning
+TABLE = re.compile(r"pos(ition)?(al)?_?(emb|enc)")  # of an attribute, at its beginning
 MADE_BY = {"Parameter", "Embedding"}
-RESIZED_BY = {"interpolate", "grid_sample"}
+# In the name of a method or of what it calls. Every model of transformers has another one,
+# "resize_position_embeddings", for another number of words.
+RESIZES = re.compile("interpolat|resample_|grid_sample|resize_positional")
 # How the names of the files begin that transformers imports when a model is made. The second: code
 # that comes with a checkpoint (``trust_remote_code``).
 LOADED_WITH_MODELS = ("transformers.models.", "transformers_modules.")
 
 
 def resizes_table(cls: type) -> bool:
-    """Whether a class of modules resizes a position table that it has learned.
-
-    Either something is named so, or the class makes a table and calls a function of PyTorch that
-    resizes.
-    """
-    names = {cls.__name__}
+    """Whether a class of modules makes a position table and names something that resizes."""
+    names: set[str] = set()
     made: set[str] = set()
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for method, function in vars(base).items():
@@ -42,10 +34,8 @@ def resizes_table(cls: type) -> bool:
             names |= inside | {method}
             if method == "__init__":
                 made |= inside
-    if any(map(RESIZES_POSITIONS.search, names - {FOR_TEXT})):
-        return True
     has_table = not made.isdisjoint(MADE_BY) and any(map(TABLE.match, made))
-    return has_table and not names.isdisjoint(RESIZED_BY)
+    return has_table and any(map(RESIZES.search, names))
 
 
 def _names_in(code: object) -> Iterator[str]:
