@@ -54,17 +54,15 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
     if watched:
         with torch.no_grad():
             embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
-            cast = ((size, of_grid.to(x.dtype)) for size, of_grid in embeddings)
-            added = assemble(x.shape, plan, cast)
+            added = assemble(x.shape, plan, embeddings).to(x.dtype)
         # In one write that autograd sees: ``allow_mutation_on_saved_tensors`` copies ``x`` before
         # it, as it was saved, and a selective checkpoint may hand back views of an earlier x.
         x.add_(added)
     if trains:
         kept.forget(table)
+    if trains or (has_grad and x.requires_grad):
         cells = whole(table)
         AddedInPlace.apply(x, partial(gradient, cells.shape[-3:], plan), cells)
-    elif has_grad and x.requires_grad:
-        AddedInPlace.apply(x, None, None)
 
     if not watched:
         write(x, table, plan, strategy, is_frozen=not trains)

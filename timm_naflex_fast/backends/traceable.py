@@ -42,14 +42,12 @@ def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Te
     ``sizes`` (B, 2) as (h, w) or (B, 3) as (t, h, w).
     """
     token = torch.arange(embeddings.shape[1], device=embeddings.device)  # (N)
-    if sizes.shape[1] == 3:
-        cell = token % sizes[:, 1:].prod(1, keepdim=True)  # (B, N)
-        embeddings = embeddings.gather(1, cell[..., None].expand(-1, -1, embeddings.shape[-1]))
-    padding = embeddings[:, :1]  # (B, 1, C)
-    if not embeds_padding:
-        padding = torch.zeros_like(padding)
     is_own = token < sizes.prod(1, keepdim=True)  # (B, N)
-    return torch.where(is_own[..., None], embeddings, padding)
+    cell = token % sizes[:, -2:].prod(1, keepdim=True) * is_own
+    repeated = embeddings.gather(1, cell[..., None].expand_as(embeddings))
+    if embeds_padding:
+        return repeated
+    return repeated.masked_fill(~is_own[..., None], 0)
 
 
 def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositions, Tensor]:

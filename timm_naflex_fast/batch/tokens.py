@@ -93,12 +93,10 @@ class AddedInPlace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor] | None, table: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
         """``gradient(g)`` gives the gradient of ``table`` in any dtype; autograd casts it."""
         ctx.gradient = gradient
-        ctx.shape = None if table is None else table.shape
+        ctx.shape = table.shape
         ctx.mark_dirty(x)
         return x
 
@@ -106,6 +104,6 @@ class AddedInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x``, and that of the table."""
         (g,) = grads
-        if ctx.shape is None:
+        if not ctx.needs_input_grad[2]:
             return g, None, None
         return g, None, ctx.gradient(g).reshape(ctx.shape)

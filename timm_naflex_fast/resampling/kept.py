@@ -151,13 +151,20 @@ def frozen(sources: Sources) -> Frozen | None:
     known: Frozen | None = use(place)
     sources = tuple(source.detach().resolve_neg() for source in sources)
     # As far as the versions tell, which cost nothing; then bit by bit.
-    if known is None or known.versions != versions or _differ(known, sources):
+    if (
+        known is None
+        or known.versions != versions
+        or any(copy != memoryview(_bytes(source)) for copy, source in zip(known.copies, sources))
+    ):
         keep(place, Frozen(versions))
         return None
     if not known.copies:
         with unseen():
             copies = tuple(bytearray(_bytes(source)) for source in sources)
-            tensors = tuple(map(_tensor_in, copies, sources))
+            tensors = tuple(
+                torch.frombuffer(copy, dtype=source.dtype).as_strided(source.shape, source.stride())
+                for copy, source in zip(copies, sources)
+            )
         known = Frozen(versions, copies, tensors)
         keep(place, known)
     return known
@@ -178,7 +185,7 @@ def clear_all() -> None:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Compute what is kept in this context: out of the sight of modes, autograd and autocast.
+    """Compute what is kept in this context: out of the sight of modes and autocast.
 
     A kept inference tensor could not be used in training later.
     """
@@ -186,13 +193,8 @@ def unseen() -> Iterator[None]:
     no_operators = torch._C._DisableTorchDispatch()
     on_cpu = torch.autocast("cpu", enabled=False)
     on_cuda = torch.autocast("cuda", enabled=False)
-    with no_functions, no_operators, torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
+    with no_functions, no_operators, torch.inference_mode(False), on_cpu, on_cuda:
         yield
-
-
-def _differ(known: Frozen, sources: Sources) -> bool:
-    """Whether other bits are there than those that were copied."""
-    return any(copy != memoryview(_bytes(source)) for copy, source in zip(known.copies, sources))
 
 
 def _bytes(tensor: Tensor) -> Any:
@@ -204,11 +206,6 @@ def _bytes(tensor: Tensor) -> Any:
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
     line = tensor.as_strided((last + 1,), (1,))
     return line.view(torch.uint8).numpy()
-
-
-def _tensor_in(copy: bytearray, like: Tensor) -> Tensor:
-    """The tensor whose bytes these are, in that memory and layout."""
-    return torch.frombuffer(copy, dtype=like.dtype).as_strided(like.shape, like.stride())
 
 
 def _place(sources: Sources) -> Key:
