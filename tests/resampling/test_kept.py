@@ -248,19 +248,6 @@ def test_zeros_of_another_sign_are_a_change():
     assert asked(source, "key") == ["key"]
 
 
-def test_what_another_thread_made_meanwhile_counts_once():
-    @kept.kept_by_arguments
-    def make(n):
-        if n:
-            kept.keep(key, torch.ones(1000))  # as another thread would
-        return torch.ones(1000)
-
-    key = (make.__wrapped__, 1)
-    make(1)
-    assert kept.use(key) is make(1)
-    assert nbytes()
-
-
 def test_a_fork_while_another_thread_holds_the_lock_leaves_the_child_a_free_one():
     held, done = Event(), Event()
 

@@ -95,13 +95,12 @@ def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(function)
     def call(*args: Hashable) -> Result:
         key = (function, *args)
-        result = use(key)
+        result: Result | None = use(key)
         if result is None:
             with unseen():
                 result = function(*args)
             keep(key, result)
-        kept: Result = result
-        return kept
+        return result
 
     return call
 
@@ -178,9 +177,10 @@ def forget(sources: Sources) -> None:
 
 def clear_all() -> None:
     """Drop everything."""
+    global _nbytes
     with _lock:
-        for key in list(_entries):
-            _drop(key)
+        _entries.clear()
+        _nbytes = 0
 
 
 @contextmanager

@@ -25,14 +25,8 @@ from .kept import kept_by_arguments
 from .spec import OLDER_FLAG, ResizeSpec, Size
 
 
-def interpolate(
-    table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """A table ([1,] H0, W0, C) or ([1,] N0, C), resized by ``F.interpolate``: (1, *lengths, C).
-
-    It is computed, and returned, in ``dtype``.
-    """
-    images = table.to(dtype)
+def interpolate(table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec) -> Tensor:
+    """A table ([1,] H0, W0, C) or ([1,] N0, C), resized by ``F.interpolate``: (1, *lengths, C)."""
     # timm hands over its tables (1, H0, W0, C) in whatever layout they have. Which of its kernels
     # PyTorch takes, and so the last bits, depends on that.
     if table.ndim != 4 or table.is_contiguous():
@@ -40,9 +34,9 @@ def interpolate(
         # layout gives wrong numbers (PyTorch 2.4 to 2.15). The view gives axes of length 1 the
         # usual strides, which PyTorch asks for too: NumPy's new axes have stride 0.
         shape = table.shape[-1 - len(lengths) :]
-        images = images.contiguous().view(1, *shape)
+        table = table.contiguous().view(1, *shape)
     resized = F.interpolate(
-        images.movedim(-1, 1),  # (1, C, H0, W0)
+        table.movedim(-1, 1),  # (1, C, H0, W0)
         lengths,
         mode=spec.interpolation,
         align_corners=spec.align_corners,
@@ -134,12 +128,12 @@ def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec, batch_max
             positions = cell_positions(n, spec.align_corners)
         resized = sample_signals(signals, positions, spec)
     elif spec.interpolation == "linear":
-        resized = interpolate(signals, (n,), spec, signals.dtype)[0]
+        resized = interpolate(signals, (n,), spec)[0]
     else:
         # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1
         # column and antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
         columns = signals[:, None].expand(-1, 2, -1)  # (n0, 2, K)
-        resized = interpolate(columns, (n, 2), spec, signals.dtype)[0, :, 0]
+        resized = interpolate(columns, (n, 2), spec)[0, :, 0]
     return resized[:keep]
 
 

@@ -60,13 +60,6 @@ class SparseSum(NamedTuple):
         )[0]
 
 
-ResizeSteps = tuple[SparseSum, ...]
-"""The sparse sums from table to grid (or back), one after the other.
-
-They are two, or one for both axes, or none: a copy.
-"""
-
-
 @kept_by_arguments
 def resize_steps(
     size: Size,
@@ -75,8 +68,9 @@ def resize_steps(
     transpose: bool,
     dtype: torch.dtype,
     device: torch.device,
-) -> ResizeSteps:
-    """The steps from a table to a grid of this size; with ``transpose`` those of the transposed map."""
+) -> tuple[SparseSum, ...]:
+    """The sums from a table to a grid of this size, one after the other: two, or one for both axes,
+    or none, a copy. With ``transpose`` those of the transposed map."""
     if size == spec.own_size(table_size):
         return ()
     h, w = size

@@ -53,7 +53,7 @@ class ResizeSpec(NamedTuple):
 
     def own_size(self, table_size: Size) -> Size | None:
         """The grid whose embeddings are the table itself, not resized; None if there is none."""
-        if self.reference != LOOP:
+        if self.samples():
             return None
         # timm resizes the lines of a factorized embedding to a square even so.
         if self.ar_preserving and self.interpolation == "linear":

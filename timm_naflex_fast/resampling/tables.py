@@ -53,7 +53,7 @@ def interpolated(
         if len(table) == 1:
             (resized,) = table
             if size != own_size:
-                resized = interpolate(resized, resized_size, spec)
+                resized = interpolate(resized.float(), resized_size, spec)
                 if spec.ar_preserving:
                     # A copy: what is kept would else keep the whole square in memory.
                     resized = resized[:, :h, :w].clone()
@@ -65,7 +65,7 @@ def interpolated(
         for lines, keep, length in zip(table, size, resized_size):
             line = lines
             if lines.shape[-2] != length:
-                line = interpolate(lines, (length,), spec)
+                line = interpolate(lines.float(), (length,), spec)
             resized_lines.append(line.flatten(0, -2)[:keep].to(dtype))
         y, x = resized_lines  # (h, C), (w, C)
         yield size, (y[:, None] + x).flatten(0, 1)
