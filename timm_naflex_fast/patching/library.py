@@ -4,7 +4,7 @@ Nothing here changes anything. Tests: tests/patching/test_install.py.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -88,10 +88,3 @@ def author_of(function: Any) -> str:
     kind = type(function)
     name = getattr(function, "__qualname__", kind.__name__)
     return f"{home_of(function) or kind.__module__}.{name}"
-
-
-def having(owner: Any, modules: Sequence[Any]) -> list[Any]:
-    """Those of the modules that have this class's methods; a module of Python is none."""
-    if not isinstance(owner, type):
-        return []
-    return [module for module in modules if isinstance(module, owner)]

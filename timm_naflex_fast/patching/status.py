@@ -20,7 +20,7 @@ from .choices import (
 )
 from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
-from .library import Library, author_of, having, is_ours, known_libraries
+from .library import Library, author_of, is_ours, known_libraries
 from .not_served import loaded_classes, not_served
 from .releases import installed
 
@@ -134,7 +134,12 @@ def _who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
     for key, owner in library.owners().items():
         _, name = key
         replacement = library.replacements[key]
-        users = having(owner, modules) if modules else [owner]
+        users = [owner]
+        if modules:
+            # A module of Python is no class.
+            users = [
+                each for each in modules if isinstance(owner, type) and isinstance(each, owner)
+            ]
         strategies = set()
         for user in users:
             function = getattr(user, name)
