@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from tests.support.tiny_siglip2 import FAMILY
 from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.commands.measure.pipelines import build_tower
-from timm_naflex_fast.commands.measure.tower_names import channels_first
+from timm_naflex_fast.commands.measure.pipelines import siglip2_weights
 
 READS_GOOGLES = tuple(map(int, timm.__version__.split(".")[:3])) >= (1, 0, 31)
 
@@ -79,11 +78,7 @@ def test_googles_release_of_another_size_is_an_error_with_both(release, tmp_path
 
 
 @pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
-def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_order():
-    pytest.importorskip("transformers")
-    square = timm.create_model(
-        FAMILY, num_classes=0, embed_dim=64, depth=1, num_heads=2, patchify_channels_last=False
-    )
-    theirs = build_tower(square, {}).state_dict()
-    (name,) = [name for name in theirs if name.endswith("patch_embedding.weight")]
-    assert torch.equal(channels_first(theirs[name]), square.embeds.proj.weight)
+def test_a_tower_that_takes_patches_in_another_order_is_refused():
+    model = timm.create_model(FAMILY, depth=1, patchify_channels_last=False)
+    with pytest.raises(ValueError, match="leave patchify_channels_last out"):
+        siglip2_weights(model)

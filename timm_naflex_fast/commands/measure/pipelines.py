@@ -24,7 +24,7 @@ from .checkpoints import read_config
 from .contenders import BASELINE, use
 from .images import eval_settings
 from .models import load_errors
-from .tower_names import PATCHES, channels_first, channels_last, to_transformers
+from .tower_names import to_transformers
 
 # The modules that end a stage; blocks beside them.
 TIMM = {
@@ -125,22 +125,16 @@ def timm_source(
     """
     settings = eval_settings(model, max_patches, interpolation)
     prepare = transform_of(settings)
-    is_channels_last = getattr(model.embeds, "channels_last", True)
 
     def read(pictures: Pictures) -> list[Stages]:
         found = []
         for picture in pictures:
             sample = prepare(picture)
             grid = sample["patch_coord"].amax(0) + 1
-            pixels = sample["patches"]
-            if not is_channels_last:
-                pixels = channels_last(pixels)
-            found.append({"grid": grid.int().numpy(), "pixels": pixels.numpy()})
+            found.append({"grid": grid.int().numpy(), "pixels": sample["patches"].numpy()})
         return found
 
     def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
-        if not is_channels_last:
-            pixels = channels_first(pixels)
         coord = coordinates(grid.tolist(), valid.shape[1])
         with use(contender, network):
             network({"patches": pixels, "patch_coord": coord, "patch_valid": valid})
@@ -239,13 +233,14 @@ def siglip2_weights(model: Any) -> dict[str, Tensor]:
     """The weights of timm's ``model`` under transformers' names.
 
     Raises:
-        ValueError: the model is no Siglip2 tower; counts and names the tensors.
+        ValueError: the model is no Siglip2 tower (counts and names the tensors), or takes patches
+            in another order.
     """
+    if not getattr(model.embeds, "channels_last", True):
+        raise ValueError("its patches are (channel, y, x): leave patchify_channels_last out")
     # A classifier is left out: what it takes is compared, not what it gives.
     own = model.state_dict()
     image_tower = {name: own[name] for name in own if not name.startswith("head.")}
-    if not getattr(model.embeds, "channels_last", True):
-        image_tower[PATCHES] = channels_last(image_tower[PATCHES])
     return to_transformers(image_tower)
 
 

@@ -78,11 +78,6 @@ def channels_first(patches: Any) -> Any:
     return patches.unflatten(-1, (-1, 3)).mT.flatten(-2)
 
 
-def channels_last(patches: Any) -> Any:
-    """The inverse of :func:`channels_first`."""
-    return patches.unflatten(-1, (3, -1)).mT.flatten(-2)
-
-
 def count_blocks(tower: Tensors) -> int:
     """How many blocks there are, under the names of either library."""
     return len(set(BLOCK.findall(" ".join(tower))))
