@@ -221,8 +221,9 @@ def _drop(key: Key) -> None:
     result, nbytes = _entries.pop(key, (None, 0))
     _nbytes -= nbytes
     if isinstance(result, Frozen) and result.copies:
-        for made in [made for made in _entries if result in made]:
-            _drop(made)
+        for made in list(_entries):  # a copy: other threads take entries without the lock
+            if result in made:
+                _drop(made)
 
 
 def _bytes_of(value: Any) -> int:
