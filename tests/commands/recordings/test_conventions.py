@@ -90,6 +90,8 @@ def test_what_frames_and_blocks_mean():
     ],
 )
 def test_what_becomes_of_taps_outside_an_antialiased_table(outside, first):
-    matrix = torch.from_numpy(BILINEAR._replace(outside=outside).matrix(2, 4))
+    # Of a column of cells, each of which has a channel of its own, the tokens are the matrix.
+    column = torch.eye(4)[:, None]
+    matrix = tokens_of(BILINEAR._replace(outside=outside), column, [(1, 2, 1)])
     expected = torch.tensor([first, first[::-1]], dtype=torch.float64)
     torch.testing.assert_close(matrix, expected)

@@ -73,8 +73,7 @@ class Source:
         """All stages of each picture, from its grid and pixels, when the tower computes in ``dtype``."""
         network = copy.deepcopy(self.network).to(dtype)
         modules = {}
-        for path, module in network.named_modules():
-            name = path.removeprefix("vision_model.")  # older releases wrap transformers' tower
+        for name, module in network.named_modules():
             block = BLOCK.fullmatch(name)
             if block:
                 modules[module] = f"block_{block[1]}"
@@ -225,7 +224,7 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
         from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
         tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
-        getattr(tower, "vision_model", tower).load_state_dict(weights)
+        tower.load_state_dict(weights)
     return tower.eval()
 
 

@@ -74,11 +74,11 @@ def compare_recordings(
         nearly = [
             stage.row(1.0 if stage.moved and precision == "float32" else NEARLY) for stage in stages
         ]
-        is_beyond = [bool(row.parting) for row in nearly]
-        place = is_beyond.index(True)
-        if not rows[place].parting:
-            rows[place] = nearly[place]
-        first = rows[place]
+        first = next(row for row in nearly if row.parting)
+        place = nearly.index(first)
+        if rows[place].parting:
+            first = rows[place]  # with its whole limit
+        rows[place] = first
         reason = reason_of(stages[place:], first.parting, reference, not_written, precision)
     return Comparison(
         rows,

@@ -91,11 +91,6 @@ class Convention(NamedTuple):
     transposed: str | None = None
     merge: int = 1
 
-    def matrix(self, n: int, n0: int) -> Array:
-        """``A_n`` (n, n0), float64. It may be shared: do not change it."""
-        axis = self[:OF_AXIS]  # what follows the two products does not change them
-        return _matrix(n, n0, *axis)
-
     def words(self) -> str:
         """The convention in words.
 
@@ -120,14 +115,15 @@ class Convention(NamedTuple):
         """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
         if self.transposed in ("size", "table"):
             table = table.transpose(1, 0, 2)
+        axis = self[:OF_AXIS]  # what follows the two products does not change them
         packed = []
         for frames, h, w in sizes:
             height = h
             width = w
             if self.ar_preserving:
                 height = width = max(h, w)
-            rows = self.matrix(height, table.shape[0])  # (height, H0)
-            columns = self.matrix(width, table.shape[1])  # (width, W0)
+            rows = _matrix(height, table.shape[0], *axis)  # (height, H0)
+            columns = _matrix(width, table.shape[1], *axis)  # (width, W0)
             halfway = np.tensordot(rows[:h], table, 1)  # (h, W0, C)
             grid = columns[:w] @ halfway  # (h, w, C)
             if self.transposed in ("size", "order"):
@@ -154,7 +150,7 @@ def _matrix(
     align_corners: bool,
     positions: str,
 ) -> Array:
-    """The matrix (n, n0) of one axis, float64."""
+    """``A_n`` (n, n0) of one axis, float64. It is shared: do not change it."""
     # How far each axis goes beyond the centres of its outermost cells.
     table_edge = 0.0 if align_corners else 0.5
     grid_edge = 0.0 if positions == "corners" else 0.5
