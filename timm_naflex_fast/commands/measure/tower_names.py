@@ -96,14 +96,7 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     """
     import torch
 
-    mapping = TOWER + HEAD if has_pooling(tower) else TOWER
-    pairs = {}
-    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
-        for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
-            old, new = [tuple(names.split()) for names in line.split(" = ")]
-            if back:
-                old, new = new, old
-            pairs[old] = new
+    pairs = _pairs(tower, back)
     others = sorted(tower.keys() ^ chain.from_iterable(pairs))
     if others:
         raise ValueError(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
@@ -115,3 +108,16 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
         ends = [third, 2 * third][: len(new_names) - 1]
         result |= zip(new_names, whole.tensor_split(ends))
     return result
+
+
+def _pairs(tower: Tensors, back: bool) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """The names of tensors that a tower has to have, and those that they get; see ``TOWER``."""
+    mapping = TOWER + HEAD if has_pooling(tower) else TOWER
+    pairs = {}
+    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
+        for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
+            old, new = [tuple(names.split()) for names in line.split(" = ")]
+            if back:
+                old, new = new, old
+            pairs[old] = new
+    return pairs
