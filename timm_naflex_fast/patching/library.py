@@ -42,8 +42,7 @@ class Library:
 
     def classes(self) -> tuple[type, ...]:
         """Those of them that are classes."""
-        found = [owner_of(path) for path, _ in self.replacements]
-        return tuple(owner for owner in found if isinstance(owner, type))
+        return tuple(owner for owner in self.owners().values() if isinstance(owner, type))
 
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.
