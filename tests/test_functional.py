@@ -56,7 +56,7 @@ def test_the_mode_of_packed_embeddings_has_no_default():
 
 SHAPE = r"^table must have shape \(H0, W0, C\) or \(1, H0, W0, C\); got "
 NO_STRATEGY = (
-    r"^strategy='stock' is not a strategy; valid: 'matmul', 'interpolate_cached', 'grid_sample'"
+    r"^'stock' is not valid for strategy; valid: 'matmul', 'interpolate_cached', 'grid_sample'"
 )
 MODES = "valid: 'bilinear', 'bicubic'"
 EITHER = "either patch_coord or grid_sizes"
@@ -97,7 +97,7 @@ WRONG = [
     (fast.resample_pos_embed, MODES, dict(mode="area")),
     (fast.resample_patch_kernel, MODES, dict(mode="nearest")),
     (fast.resize_matrix, MODES, dict(mode="nearest")),
-    (embeds, "'last' is not valid; valid: 'zeros', 'first'", dict(padding="last")),
+    (embeds, "'last' is not valid for padding; valid: 'zeros', 'first'", dict(padding="last")),
     (embeds, "at most length=15 tokens; got", dict(length=15)),
     (embeds, "merge must be an integer of at least 1", dict(merge=0)),
     (embeds, "multiples of merge=3", dict(grid_sizes=[(3, 4)], merge=3)),

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .batch.checks import check_interpolation, check_numbers, check_size
+from .batch.checks import check_numbers, check_size
 from .batch.layout import Sizes, check_tokens, coordinates_of
-from .names import StrategyName
+from .names import StrategyName, check_valid
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling.matrices import axis_matrix
-from .resampling.spec import ResizeSpec, factorized_spec, learned_spec
-from .strategies import STRATEGIES, Strategy
+from .resampling.spec import INTERPOLATIONS, ResizeSpec, factorized_spec, learned_spec
+from .strategies import STRATEGIES
 from .tracing import context_of
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def add_pos_embed_(
     """
     _check_floats(x, "x")
     _check_table(table, "table", "H0, W0, C", x)
-    chosen = _checked_strategy(strategy)
-    check_interpolation(mode)
+    check_valid("strategy", strategy, STRATEGIES)
+    chosen = STRATEGIES[strategy]
+    check_valid("mode", mode, INTERPOLATIONS)
     spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     # Everything is checked before the first write: an error leaves ``x`` as it was.
     if (patch_coord is None) == (grid_sizes is None):
@@ -152,7 +153,8 @@ def add_factorized_pos_embed_(
     _check_table(table_y, "table_y", "H0, C", x)
     _check_table(table_x, "table_x", "W0, C", x)
     check_numbers(patch_coord, "patch_coord")
-    chosen = _checked_strategy(strategy)
+    check_valid("strategy", strategy, STRATEGIES)
+    chosen = STRATEGIES[strategy]
     table = (table_y, table_x)
     spec = factorized_spec(ar_preserving, chosen.reference)
     context = context_of(x, table_y, table_x, patch_coord)
@@ -208,10 +210,10 @@ def resample_pos_embeds(
     torch.Size([2, 64, 8])
     """
     _check_table(table, "table", "H0, W0, C")
-    chosen = _checked_strategy(strategy)
-    check_interpolation(mode)
-    if padding not in ("zeros", "first"):
-        raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
+    check_valid("strategy", strategy, STRATEGIES)
+    chosen = STRATEGIES[strategy]
+    check_valid("mode", mode, INTERPOLATIONS)
+    check_valid("padding", padding, ("zeros", "first"))
     if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
     spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
@@ -285,17 +287,9 @@ def resize_matrix(
     if mode == "linear":
         antialias = False
     else:
-        check_interpolation(mode)
+        check_valid("mode", mode, INTERPOLATIONS)
     spec = ResizeSpec(mode, antialias, align_corners)
     return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
-
-
-def _checked_strategy(name: str) -> Strategy:
-    """The strategy of that name."""
-    if name not in STRATEGIES:
-        valid = ", ".join(map(repr, STRATEGIES))
-        raise ValueError(f"strategy={name!r} is not a strategy; valid: {valid}")
-    return STRATEGIES[name]
 
 
 def _check_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> None:

@@ -38,7 +38,7 @@ def context_of(*tensors: Tensor) -> Context:
         if getattr(torch.compiler, "_is_exporting_flag", True):
             return "export"
         return "transform" if _transforming_while_traced() else "compile"
-    if _is_recorded():
+    if is_tracing():
         return "export"
     if why_unsupported(*tensors) is not None:
         return "transform"
@@ -53,9 +53,15 @@ def context_of(*tensors: Tensor) -> Context:
 def is_tracing() -> bool:
     """Whether the operations that follow become a graph (of a tracer, not a CUDA graph).
 
-    If so, no number can be read.
+    If so, no number can be read. Modes and keys are the thread's own: one mode writes operations
+    down (``make_fx``), one runs them without numbers, and the key says that a third writes them
+    down before autograd.
     """
-    return torch.compiler.is_dynamo_compiling() or _is_recorded()
+    if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
+        return True
+    if _mode(_PROXY) is not None or _mode(_FAKE) is not None:
+        return True
+    return _has_key(_PRE_DISPATCH)
 
 
 def is_exported() -> bool:
@@ -65,19 +71,6 @@ def is_exported() -> bool:
     """
     exports = getattr(torch.compiler, "_is_exporting_flag", False) or torch.onnx.is_in_onnx_export()
     return exports and is_tracing()
-
-
-def _is_recorded() -> bool:
-    """Whether somebody writes this thread's operations down, TorchDynamo apart.
-
-    Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs
-    them without numbers, and the key says that a third writes them down before autograd.
-    """
-    if torch.jit.is_tracing():
-        return True
-    if _mode(_PROXY) is not None or _mode(_FAKE) is not None:
-        return True
-    return _has_key(_PRE_DISPATCH)
 
 
 # PyTorch has no public question for these. All are there in torch 2.4, the oldest that is served,

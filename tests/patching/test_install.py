@@ -60,7 +60,7 @@ def test_enable_replaces_and_disable_restores_exactly(mode, who):
             dict(patch_embed="grid_sample"),
             "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'",
         ),
-        (dict(rope=3), "3 is not valid for rope; valid: 'stock', 'batched'"),
+        (dict(rope=3), "'3' is not valid for rope; valid: 'stock', 'batched'"),
         (dict(library="jax"), "'jax' is not valid for library; valid: 'timm', 'transformers'"),
         (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
         (dict(model="naflexvit"), "valid is any torch.nn.Module that contains one of them"),

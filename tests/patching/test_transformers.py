@@ -187,7 +187,7 @@ def test_hunyuans_other_modes():
         with pytest.raises(ValueError, match="align_corners"):
             embed("hunyuan", model)
         assert status().fallbacks == {
-            "mode='nearest' is not supported; valid: 'bilinear', 'bicubic'": 1
+            "'nearest' is not valid for mode; valid: 'bilinear', 'bicubic'": 1
         }
 
 

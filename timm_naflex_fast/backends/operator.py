@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..batch.layout import plan_of
+from ..batch.layout import check_tokens, plan_of
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable, whole
 from ..strategies import STRATEGIES
@@ -58,6 +58,7 @@ def add_learned(
     x: Tensor, table: Tensor, patch_coord: Tensor, trains: bool, *options: Any
 ) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
+    check_tokens(x, table.shape[-1], patch_coord)
     strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
     spec = ResizeSpec(*options[:-1])

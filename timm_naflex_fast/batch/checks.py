@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..resampling.spec import INTERPOLATIONS
 from ..tracing import is_dtensor
 
 MAX_COORDINATE = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
@@ -53,10 +52,3 @@ def check_size(size: Sequence[int]) -> tuple[int, int]:
     if min(h, w) < 1:
         raise ValueError(f"size must be two integers of at least 1; got {size!r}")
     return h, w
-
-
-def check_interpolation(mode: str) -> None:
-    """Refuse every mode but these."""
-    if mode not in INTERPOLATIONS:
-        valid = ", ".join(map(repr, INTERPOLATIONS))
-        raise ValueError(f"mode={mode!r} is not supported; valid: {valid}")

@@ -31,18 +31,11 @@ def check_tokens(x: Tensor, channels: int, patch_coord: TokenLayout | None = Non
         )
     if not isinstance(patch_coord, Tensor):
         return
-    wrong = "patch_coord must hold (y, x) for each token"
-    # The compiler of torch 2.4 can do neither this nor unbacked sizes.
-    is_compiled = torch.compiler.is_dynamo_compiling() and hasattr(torch.compiler, "is_exporting")
-    if is_compiled and len(patch_coord.shape) == 3 and patch_coord.shape[2] == 2:
-        # Of sizes that are marked as unbacked the compiler knows nothing until the graph runs.
-        torch._check(patch_coord.shape[0] == shape[0], lambda: wrong)
-        torch._check(patch_coord.shape[1] == shape[1], lambda: wrong)
-        return
     valid = (shape[0], shape[1], 2)
     if patch_coord.shape != valid:
         raise ValueError(
-            f"{wrong}, shape {valid} for the shape of x; got {tuple(patch_coord.shape)}"
+            f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
+            f"got {tuple(patch_coord.shape)}"
         )
 
 

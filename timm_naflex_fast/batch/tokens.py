@@ -59,17 +59,18 @@ def assemble(shape: torch.Size, plan: Plan, embeddings: Iterable[tuple[Size, Ten
 
     PyTorch can derive it any number of times, and batches of its gradients.
     """
-    grids = dict(embeddings)
-    some = next(iter(grids.values()))
-    nothing = torch.full_like(some[:1], -0.0)
-    rows = torch.cat((nothing, *grids.values()))
+    sizes, grids = zip(*embeddings)
+    nothing = torch.full_like(grids[0][:1], -0.0)
+    rows = torch.cat((nothing, *grids))
     with kept.unseen():
         # The number of the row that each token takes is added to it like an embedding.
-        numbers = torch.arange(len(rows), device=some.device)[:, None]
+        numbers = torch.arange(len(rows), device=rows.device)[:, None]
         taken = numbers.new_zeros(*shape[:2], 1)
-        of_grids = numbers[1:].split([len(of_grid) for of_grid in grids.values()])
-        for size, of_grid in zip(grids, of_grids):
-            add_to_tokens(taken, plan.runs[size], of_grid)
+        first = 1
+        for size, of_grid in zip(sizes, grids):
+            end = first + len(of_grid)
+            add_to_tokens(taken, plan.runs[size], numbers[first:end])
+            first = end
     return F.embedding(taken[..., 0], rows)
 
 

@@ -25,11 +25,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..batch.checks import check_interpolation, check_numbers, check_size
+from ..batch.checks import check_numbers, check_size
+from ..names import check_valid
 from ..resampling.kept import Frozen, frozen, kept_by_arguments, pinned, watched
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, unrounded_product
-from ..resampling.spec import ResizeSpec, Size
+from ..resampling.spec import INTERPOLATIONS, ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
 FIRST_CALL = (
@@ -158,7 +159,7 @@ def resample_kernel(
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
     new = check_size(size)
-    check_interpolation(mode)
+    check_valid("mode", mode, INTERPOLATIONS)
     outputs, inputs, h0, w0 = weight.shape
     if (h0, w0) == new:
         return weight

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary
 
-from ..names import STRATEGY_NAMES, StrategyName
+from ..names import STRATEGY_NAMES, StrategyName, check_valid
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
@@ -57,10 +57,8 @@ def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
     """The name that ``value`` spells; ValueError with the valid ones if there is none."""
     name = str(value).replace("-", "_")
     name = ALIASES.get(name, name)
-    if name in valid:
-        return name
-    names = ", ".join(map(repr, valid))
-    raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}")
+    check_valid(argument, name, valid)
+    return name
 
 
 def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Settings:

@@ -59,7 +59,7 @@ WRONG = {
     "identify table.safetensors": "there is no array result, only table",
     "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
     "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
-    "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",
+    "run --library transformers --mode grid-sample x.py": "'grid_sample' is not valid for --mode",
     "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
     "run": "the following arguments are required: SCRIPT",
     "info --fast": "unrecognized arguments: --fast",
