@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..measure.models import load_errors, load_model
+from ..measure.models import load_model
 from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
@@ -18,16 +18,14 @@ def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model.
-        RuntimeError: a checkpoint that is not there, or a folder without weights.
+        ValueError: no model; a checkpoint that is not there, or a folder without weights.
     """
     if not options.model:
         raise ValueError(
             "a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli"
         )
     if options.checkpoint:
-        with load_errors(f"the checkpoint {options.checkpoint}"):
-            find_weights(options.checkpoint)
+        find_weights(options.checkpoint)
 
 
 def load_as_chosen(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
