@@ -146,6 +146,17 @@ def test_a_model_of_which_nothing_is_replaced_is_refused_by_the_names_of_its_cla
         ask(timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, depth=1))
 
 
+def test_it_is_an_error_under_strict_in_the_model_that_is_given():
+    both = nn.ModuleList([fixed(), served()])
+    with pytest.raises(RuntimeError, match=r"SiglipVisionEmbeddings.* Nothing was changed"):
+        enable(model=both, strict=True)
+    assert status().replaced == {}
+    # Nothing of it was chosen, or it is in no model that was.
+    enable(model=both, pos_embed="stock", strict=True).restore()
+    enable(model=both[1], strict=True).restore()
+    enable(library="transformers", strict=True)
+
+
 def test_a_copy_in_code_of_its_own_is_named(copied, monkeypatch):
     sentence = SENTENCE.format("remote_code.Siglip2VisionEmbeddings")
     for ask in (status, lambda model: enable(model=model)):

@@ -211,7 +211,8 @@ def enable(
         library: "timm", "transformers", or a tuple of both; without effect for one model, which is
             looked through for both.
         strict: raise a RuntimeError where the library's own code had to run in place of what was
-            chosen.
+            chosen; and at once if ``model`` also resizes a position table by code in which nothing
+            is replaced.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
@@ -219,7 +220,7 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ or are another
-            package's; nothing is changed.
+            package's; with ``strict``, a table that would be left as it is; nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
@@ -243,6 +244,10 @@ def enable(
         places = modules_of(model)
     for each in places:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
+    if strict and model is not None and settings.pos_embed != "stock":
+        sentences = not_served(places, map(type, model.modules()))
+        if sentences:
+            raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
     choice = Choice(settings)
     handle = Handle(choice)

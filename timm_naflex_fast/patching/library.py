@@ -3,6 +3,7 @@
 Nothing here changes anything. Tests: tests/patching/test_install.py.
 """
 
+import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,11 @@ def home_of(function: Any) -> str:
 def is_ours(function: Any) -> bool:
     """Whether it is one of the functions that take a method's place."""
     return home_of(function).startswith(f"{__package__}.")
+
+
+def calls_ours(function: Any) -> bool:
+    """Whether it is ours, or a wrapper of ours that says so (``functools``, wrapt, accelerate)."""
+    return is_ours(inspect.unwrap(function))
 
 
 def author_of(function: Any) -> str:

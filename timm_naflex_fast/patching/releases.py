@@ -14,7 +14,7 @@ from typing import Any
 from torch.torch_version import TorchVersion
 
 from .choices import libraries_in_use
-from .library import Library, author_of, is_ours, owner_of
+from .library import Library, author_of, calls_ours, owner_of
 
 
 def installed(library: Library) -> TorchVersion:
@@ -44,7 +44,7 @@ def check_supported(library: Library) -> None:
             if ["strategy", *_arguments(method)] != _arguments(library.replacements[key].compute):
                 wrong.append(f"{label} takes {inspect.signature(method)}")
         # What is over ours may call it.
-        elif not (is_in_use or is_ours(method)):
+        elif not (is_in_use or calls_ours(method)):
             over = "to put that over ours, call enable() before"
             wrong.append(f"{label} is {author_of(method)}; {over}")
     # Where ours is in place, all were compared before it was.

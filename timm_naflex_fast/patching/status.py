@@ -20,7 +20,7 @@ from .choices import (
 )
 from .decide import settings_for
 from .install import imported_libraries, modules_of, take_off_unneeded
-from .library import Library, author_of, is_ours, known_libraries
+from .library import Library, author_of, calls_ours, known_libraries
 from .not_served import loaded_classes, not_served
 from .releases import installed
 
@@ -143,7 +143,7 @@ def _who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
         strategies = set()
         for user in users:
             function = getattr(user, name)
-            if is_ours(function):
+            if calls_ours(function):
                 mode = getattr(settings_for(user, library), replacement.component)
                 strategies.add(replacement.strategies.get(mode, "stock"))
             else:
