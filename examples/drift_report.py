@@ -5,7 +5,7 @@ uv run examples/drift_report.py
 uv run examples/drift_report.py --model naflexvit_base_patch16_siglip.v2_webli --images DIR
 [--checkpoint FILE]
     on any timm NaFlexVit and a folder of images.
-Either with --out DIR writes the report: report.html and report.json.
+Either with --out DIR writes the report with its plots: report.html and report.json.
 """
 
 import argparse

@@ -1,29 +1,13 @@
 """The pictures of the pages that show results: compiled graphs as SVG, the drift on the digits."""
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
 from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.drift.plots import curves
 
 from .results import OURS, RESULTS, ROOT, read_one
 
 INK = {"graphs.svg": "#1f2328", "graphs_dark.svg": "#e6edf3"}  # on a light page, on a dark one
 BOX = 28
 GAP = 16
-MIDDLE = "#7d8590"  # readable on light and dark pages
-STYLE = {
-    "font.size": 9,
-    "text.color": MIDDLE,
-    "axes.edgecolor": MIDDLE,
-    "axes.labelcolor": MIDDLE,
-    "xtick.color": MIDDLE,
-    "ytick.color": MIDDLE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#7d859055",
-    "grid.linewidth": 0.5,
-}
 
 
 def graphs_picture(ink: str) -> str:
@@ -65,18 +49,8 @@ def draw_graphs() -> None:
         (ROOT / "docs" / file).write_text(graphs_picture(ink))
 
 
-@rc_context(STYLE)
 def draw_drift() -> None:
-    """Draw the drift on the digits over downsampling, a mark per patch grid and a panel per mode."""
-    grids = read_one("drift/digits/report")["survey"]["grids"]
-    shrinks = [grid["shrink"] for grid in grids]
-    figure = Figure((7.6, 2.6), layout="constrained")
-    figure.subplots(1, 2, sharex=True, sharey=True)
-    for axes, name in zip(figure.axes, ("grid_sample", OURS)):
-        drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
-        axes.plot(shrinks, drift, "o", color="#2f81f7", alpha=0.6, clip_on=False)
-        axes.set_ylim(bottom=0)
-        axes.set_title(name)
-    figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize="medium")
-    figure.supylabel("tokens off by, RMS (%)", fontsize="medium")
-    figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
+    """Draw the picture of drift on the digits."""
+    report = read_one("drift/digits/report")
+    picture = curves(report["survey"]["grids"], ("grid_sample", OURS))
+    picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)

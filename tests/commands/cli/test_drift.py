@@ -21,7 +21,7 @@ SMALL = (
 @pytest.mark.parametrize(
     ("options", "missing", "says"),
     [
-        (["--out", "report"], "jinja2", "--out needs jinja2: pip install jinja2"),
+        (["--out", "report"], "matplotlib", "--out needs matplotlib: pip install matplotlib"),
         ([], "skimage", "pip install scikit-image"),
         (["--against", "transformers"], "transformers", "pip install transformers"),
         (["--against", "transformers", "--dtype", "bfloat16"], "none", "leave --dtype out"),
@@ -41,7 +41,7 @@ def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
 
 
 def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, capsys):
-    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
     (photos / "broken.png").write_text("no image")
     options = (
         "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 --batch-size 2 "

@@ -85,7 +85,7 @@ def check(options: argparse.Namespace) -> None:
         RuntimeError: ``--out`` needs a package that is not installed.
     """
     if options.out:
-        require("--out", "jinja2")
+        require("--out", "matplotlib", "jinja2")
         Path(options.out).mkdir(parents=True, exist_ok=True)
 
 

@@ -1,5 +1,6 @@
 """The drift report's words and files."""
 
+import base64
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.support.measured import batches, table_model
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.contenders import CONTENDERS
+from timm_naflex_fast.commands.measure.drift.plots import curves
 from timm_naflex_fast.commands.measure.drift.report import headline, rows, write
 from timm_naflex_fast.commands.measure.drift.survey import survey
 
@@ -48,7 +50,7 @@ def test_the_headline_says_on_how_many_images_and_gives_no_answer_that_they_do_n
 
 @pytest.fixture(scope="module")
 def measured():
-    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
     with ran("interpolate_cached", "grid_sample", "matmul"):
         return survey(table_model(), list(batches(labels=True)), CONTENDERS)
 
@@ -96,10 +98,25 @@ def test_what_users_named_is_text_and_no_markup_and_the_title_fits_on_a_phone(wr
     assert len(title) < 30
 
 
-def test_the_page_needs_nothing_from_outside_and_has_the_difference_of_each_grid(written, measured):
-    assert "http" not in written and "url(" not in written
-    found = re.findall(r'--share: ([\d.]+)%" data-label="(.*?)">(.*?)<', written)
-    assert [mode for _, mode, _ in found] == MOVES * len(measured["grids"])
-    for share, _, text in found:
-        assert 0 < float(share) <= 100 and text.endswith(" %")
-    assert "100.0" in {share for share, *_ in found}
+def test_page_needs_nothing_from_outside_and_each_address_holds_a_plot_of_a_difference(written):
+    page = written
+    assert "http" not in re.sub(r"data:[^\"]*", "", page) and "url(" not in page
+    images = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)" alt="[^"]*, (.*)"', page)
+    assert [mode for _, mode in images] == MOVES
+    for content, mode in images:
+        drawn = base64.b64decode(content).decode()
+        assert "table cells per patch" in drawn and mode in drawn
+        # As wide as a phone without the page's margins.
+        (points,) = re.findall(r'<svg [^>]*width="([\d.]+)pt"', drawn)
+        assert float(points) * 96 / 72 < 368  # pixels
+
+
+def test_plots_of_all_modes_have_the_same_axes_and_room_above_every_dot(measured):
+    limits = set()
+    for name in MOVES:
+        (axes,) = curves(measured["grids"], [name]).axes
+        (line,) = axes.lines
+        assert axes.get_title() == name and len(line.get_xdata()) == len(measured["grids"])
+        limits.add(axes.get_ylim())
+    ((low, high),) = limits
+    assert low == 0 and max(line.get_ydata()) < 0.9 * high

@@ -78,14 +78,16 @@ def write(record: Mapping[str, Any], folder: str | Path) -> None:
     """
     from jinja2 import Template
 
+    from .plots import curves, svg
+
     survey = record["survey"]
-    # A mode that gives timm's result has no difference to show.
-    moved = [name for name in survey["drift"] if not is_exact(survey, name)]
-    largest = max(max(grid["embed_rel_rms"].values()) for grid in survey["grids"])
+    plots = {}
+    for name in survey["drift"]:
+        # A mode that gives timm's result has no difference to show.
+        if not is_exact(survey, name):
+            plots[name] = svg(curves(survey["grids"], [name]))
     form = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    page = Template(form, autoescape=True).render(
-        record, rows=rows(survey), moved=moved, largest=largest, percent=percent
-    )
+    page = Template(form, autoescape=True).render(record, rows=rows(survey), plots=plots)
     Path(folder, "report.json").write_text(to_json(record), encoding="utf-8")
     html = Path(folder, "report.html")
     html.write_text(page, encoding="utf-8", errors="backslashreplace")
