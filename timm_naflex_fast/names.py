@@ -5,6 +5,7 @@ Nothing here needs torch: ``--help`` answers without it.
 Tests: tests/commands/cli/test_errors_first.py.
 """
 
+import difflib
 from collections.abc import Collection
 from typing import Literal, get_args
 
@@ -18,3 +19,11 @@ def check_valid(argument: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
         names = ", ".join(map(repr, valid))
         raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}")
+
+
+def did_you_mean(word: str, names: Collection[str]) -> str:
+    """The end of a message about a word that is none of ``names``; empty where none is near."""
+    near = difflib.get_close_matches(word, names, n=1)
+    if not near:
+        return ""
+    return f"; did you mean {near[0]}?"

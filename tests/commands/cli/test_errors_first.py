@@ -63,7 +63,10 @@ WRONG = {
     "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
     "run": "the following arguments are required: SCRIPT",
     "info --fast": "unrecognized arguments: --fast",
-    "bnech": "invalid choice: 'bnech' .*bench",
+    "bnech": "invalid choice: 'bnech' .*; did you mean bench?",
+    "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
+    "bench MODEL --modes matmull": "invalid choice: 'matmull' .*; did you mean matmul?",
+    "identify file.txt --family siglp2": "invalid choice: 'siglp2' .*; did you mean siglip2?",
 }
 # Right ones, and how the first line that each prints begins.
 RIGHT = {

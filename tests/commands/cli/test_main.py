@@ -65,12 +65,14 @@ def test_info_imports_no_timm_and_the_functions_no_compiler():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_wrong_word_gets_the_usage_of_its_command(capsys):
+def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):
     with pytest.raises(SystemExit):
         main(["drift", "--aginst", "transformers"])
-    usage, says = capsys.readouterr().err.rsplit("\n", 2)[:2]
-    assert usage.startswith("usage: naflex-fast drift ") and "--against" in usage
-    assert says == "naflex-fast drift: error: unrecognized arguments: --aginst transformers"
+    usage, says = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: naflex-fast drift [OPTIONS]")
+    assert says == (
+        "naflex-fast drift: unrecognized arguments: --aginst transformers; did you mean --against?"
+    )
 
 
 def test_debug_shows_the_traceback_of_an_error(capsys):

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from ... import __version__
+from ...names import did_you_mean
 from ..measure.output import check_writable, one_line, printable, to_json
 
 # By what they are for; each is a function of the module of its name.
@@ -34,11 +36,28 @@ COMMANDS = dict(re.findall(r"^    (\w+) +(.+)$", LIST, re.MULTILINE))
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one usage line, and name what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        # argparse tells of a wrong word only in these two sentences, and of its options only in
+        # the usage line.
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)", message)
+        if wrong:
+            known = re.findall(
+                r"--[\w-]+|\w+(?:-\w+)*", message[wrong.end() :] + self.format_usage()
+            )
+            message += did_you_mean(wrong[1], known)
+        usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
+        self.exit(2, f"{usage}\n{self.prog}: {printable(message)}\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` (default: the command line) names; return the exit status."""
     if argv is None:
         argv = sys.argv[1:]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "naflex-fast",
         description="timm's NaFlexViT, compiled and exported with its own embeddings; ports, compared.",
         epilog=LIST,

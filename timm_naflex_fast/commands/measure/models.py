@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...names import did_you_mean
 from .checkpoints import read_checkpoint
 from .output import one_line, printable
 from .weight_files import find_weights
@@ -17,8 +18,8 @@ TAKEN = (
     "--checkpoint FILE takes timm's own weights, and SigLIP-2's NaFlex image tower as transformers, "
     "open_clip or Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an "
     "index of shards (.index.json), a folder with one of these, or OWNER/NAME of a model in the "
-    "hub's cache; --model-kwargs takes the model's options, e.g. depth=6; --random-weights takes an "
-    "untrained model; --model takes naflexvit_* and vit_*"
+    "hub's cache; --model-kwargs takes the model's options, e.g. 'pos_embed_grid_size=(24, 24)'; "
+    "--random-weights takes an untrained model"
 )
 
 
@@ -57,6 +58,23 @@ def setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def check_model(name: str) -> None:
+    """Find out whether timm knows a NaFlexVit of this name; looks for no weights.
+
+    Raises:
+        ValueError: timm does not know it.
+    """
+    import timm
+
+    family = name.split(".")[0]
+    names = timm.list_models(["naflexvit*", "vit_*"])
+    if family not in names:
+        raise ValueError(
+            f"timm has no NaFlexVit {name!r}; valid: naflexvit_* and vit_* of timm.list_models()"
+            f"{did_you_mean(family, names)}"
+        )
+
+
 def load_model(
     name: str,
     checkpoint: str | Path | None = None,
@@ -80,17 +98,19 @@ def load_model(
         more: further options of ``timm.create_model``.
 
     Raises:
+        ValueError: timm does not know the name.
         RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot
             be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
             them, or the model does not use one of their tensors (of Google's file: those that timm
             looks for); says how to give them.
     """
+    check_model(name)
     import timm
     import torch
     from huggingface_hub import snapshot_download
 
-    if not name.startswith("naflexvit_"):
-        more["use_naflex"] = True  # which makes a ViT a NaFlexVit, and another model an error
+    if name.startswith("vit_"):
+        more["use_naflex"] = True
     what = f"the model {name!r}"
     if checkpoint is not None:
         what = f"the checkpoint {checkpoint}"
@@ -106,7 +126,7 @@ def load_model(
             weights = "random, untrained, seed 0; position table of sines and cosines"
         else:
             # Asks the hub once, or takes what is in its cache; timm would go on asking for a minute.
-            repository = timm.models.get_pretrained_cfg_value(name, "hf_hub_id")
+            repository = timm.get_pretrained_cfg(name).hf_hub_id
             snapshot_download(repository, allow_patterns="config.json")
             model = timm.create_model(name, pretrained=True, **more)
             weights = f"pretrained, {name}"
