@@ -85,7 +85,7 @@ def is_ours(function: Any) -> bool:
 
 def calls_ours(function: Any) -> bool:
     """Whether it is ours, or a wrapper of ours that says so (``functools``, wrapt, accelerate)."""
-    return is_ours(inspect.unwrap(function))
+    return is_ours(inspect.unwrap(function, stop=is_ours))
 
 
 def author_of(function: Any) -> str:
