@@ -150,12 +150,12 @@ def siglip2_figures() -> str:
     same = bilinear["against"]
     _, rounded, *_ = same["stages"]
     return (
-        f"They differ by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}, where black is -1 "
-        "and white 1.\nWith `--interpolation bilinear` pixels differ by at most "
-        f"{rounded['largest'] * 255 / 2:.1f} grey levels of 255 on {same['pictures']} pictures, and "
-        f"no stage parts:\nfrom the same pixels, the pooled outputs differ by {pooled_of(same):.0e} "
-        "of their largest number.\n(results/against/, commits "
-        f"{bicubic['made']['commit']} and {bilinear['made']['commit']}, {bilinear['made']['date']}.)"
+        f"They differ by up to {pixels['share']:.0f} grey levels of 255.\n"
+        f"With `--interpolation bilinear` by at most {rounded['share']:.1f}, on "
+        f"{rounded['compared']} pictures, and no stage parts:\nfrom the same pixels, the pooled "
+        f"outputs differ by {pooled_of(same):.0e} of their largest number.\n(results/against/, "
+        f"commits {bicubic['made']['commit']} and {bilinear['made']['commit']}, "
+        f"{bilinear['made']['date']}.)"
     )
 
 
