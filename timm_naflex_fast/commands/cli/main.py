@@ -22,13 +22,13 @@ from ..measure.output import check_writable, one_line, printable, to_json
 LIST = """\
 use:
     run       run a script, unchanged, with timm patched
-    export    export a model to ONNX or torch.export, compared in every runtime that is there
+    export    export a model to ONNX or torch.export, compared in every runtime that is installed
     info      versions, GPUs, and what is patched
 measure:
     drift     how far each mode moves a model from timm's own result
     bench     how much faster a step of a model becomes, eager or compiled
 port:
-    record    write what a model makes of pictures, stage by stage, for ports
+    record    write what a SigLIP-2 tower makes of pictures, stage by stage
     compare   tell where a port parts from a recording, and why
     identify  tell how a port resampled its position embeddings
 """

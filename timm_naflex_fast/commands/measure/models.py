@@ -70,7 +70,8 @@ def check_model(name: str) -> None:
     names = timm.list_models(["naflexvit*", "vit_*"])
     if family not in names:
         raise ValueError(
-            f"timm has no NaFlexVit {name!r}; valid: naflexvit_* and vit_* of timm.list_models()"
+            f"timm has no NaFlexVit {name!r}; valid: naflexvit_* and vit_* of timm.list_models(); "
+            "OWNER/NAME of a hub is for --checkpoint"
             f"{did_you_mean(family, names)}"
         )
 

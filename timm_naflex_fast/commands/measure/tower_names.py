@@ -99,7 +99,10 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     pairs = _pairs(tower, back)
     others = sorted(tower.keys() ^ chain.from_iterable(pairs))
     if others:
-        raise ValueError(f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}")
+        raise ValueError(
+            f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}; valid are "
+            "SigLIP-2's NaFlex towers"
+        )
     result: dict[str, Any] = {}
     for old_names, new_names in pairs.items():
         whole = torch.cat([tower[name] for name in old_names])
