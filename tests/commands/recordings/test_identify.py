@@ -43,11 +43,9 @@ def test_grid_sample_is_identified_and_the_plainest_comes_first(edges, corners, 
     size = (9, 20)  # one axis becomes smaller, one larger
     table = random_table(1, size=(16, 16))
     # From edge to edge of the table, or from centre to centre of the outermost cells.
-    identity = torch.eye(2, 3, dtype=torch.float64)
-    positions = affine_grid(identity[None], (1, 1, *size), align_corners=edges)
+    positions = affine_grid(torch.eye(2, 3)[None], (1, 1, *size), align_corners=edges)
     options = dict(mode=mode, align_corners=corners, padding_mode=padding)
-    channels = table.double().permute(2, 0, 1)
-    result = grid_sample(channels[None], positions, **options)
+    result = grid_sample(table.permute(2, 0, 1)[None], positions, **options)
     found = identify_resampling(table, size, result[0].permute(1, 2, 0))
     _, best = found[0]
     assert found[0][0] < 1e-5

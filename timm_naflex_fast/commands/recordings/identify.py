@@ -2,7 +2,7 @@
 position table? All of them are tried, the best comes first.
 """
 
-from operator import itemgetter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from .format import Array
 from .rule import Stage
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
-SOME_CHANNELS = 16  # all follow the same convention, so some of them find the nearest
+SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
+BEST = 10
 POSITIONS_IN_FLOAT32 = 2.0**-21
 """What float32 may move a token or channel by, for each cell of the table's longer side: positions
 there are as large as the side, and each weight follows its position."""
@@ -27,6 +28,7 @@ LOWER = {
 """What a lower precision may move a token or channel by: four of its steps at 1. Ports that round
 table, weights, products and sums come up to half of it."""
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
+EXACT = 1e-9  # conventions that agree on these sizes differ by less
 
 
 def identify_resampling(
@@ -42,10 +44,10 @@ def identify_resampling(
             order; or padded, (B, N, C), of which each image's first t*h*w tokens are looked at.
 
     Returns:
-        ``(error, settings)`` of every convention, the smallest error first: how far the worst token
-        or channel is, as a share of it, in the 16 channels that differ most from cell to cell.
-        ``settings`` are the fields of :class:`Convention`. Of conventions that agree on these sizes,
-        the plainest comes first: a table made larger shows nothing of antialiasing.
+        ``(error, settings)`` of every convention, the smallest error first: the largest difference,
+        relative to the largest absolute value of ``result``. ``settings`` are the fields of
+        :class:`Convention`. Of conventions that agree on these sizes, the plainest comes first: a
+        table made larger shows nothing of antialiasing.
 
     Raises:
         ValueError: shapes that do not fit or are transposed, sizes below 1, numbers that are not
@@ -59,7 +61,8 @@ def identify_resampling(
     >>> convention["mode"], convention["antialias"], error < 1e-5
     ('bilinear', True, True)
     """
-    ranking = ranked(*checked(table, size, result))
+    cells, sizes, tokens = checked(table, size, result)
+    ranking = ranked(cells, sizes, tokens, largest_difference)
     return [(error, convention._asdict()) for error, convention in ranking]
 
 
@@ -107,34 +110,48 @@ def _float64(name: str, tensor: Any) -> Array:
     return numbers
 
 
-def ranked(table: Array, sizes: FrameSizes, tokens: Array) -> list[tuple[float, Convention]]:
+def ranked(
+    table: Array, sizes: FrameSizes, tokens: Array, error_of: Callable[[Array, Array], float]
+) -> list[tuple[float, Convention]]:
     """Every convention that the sizes allow, with its error, the smallest first.
 
-    It is that of the channels that differ most from cell to cell.
+    Of the best ones it is that of all channels, of the others that of those that differ most from
+    cell to cell.
 
     Args:
         table: with sizes and tokens as ``checked`` returns them.
         sizes: see table.
         tokens: see table.
+        error_of: how far tokens are from those of a convention.
     """
 
+    def by_error(tried: Iterable[Convention], channels: Any) -> list[tuple[float, Convention]]:
+        found = []
+        for convention in tried:
+            wanted = convention.tokens(table[..., channels], sizes)
+            error = error_of(wanted, tokens[:, channels])
+            found.append((error, convention))
+        # Those with the same error stay in the order in which they come.
+        return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
+
     order = np.argsort(table.std((0, 1)))
-    channels = order[-SOME_CHANNELS:]
-    found = []
-    for convention in conventions(sizes):
-        wanted = convention.tokens(table[..., channels], sizes)
-        error = distance(wanted, tokens[:, channels])
-        found.append((error, convention))
-    # Those with the same error stay in the order in which they come.
-    return sorted(found, key=itemgetter(0))
+    some_channels = order[-SOME_CHANNELS:]
+    some = by_error(conventions(sizes), some_channels)
+    best = [convention for _, convention in some[:BEST]]
+    return by_error(best, slice(None)) + some[BEST:]
+
+
+def largest_difference(wanted: Array, tokens: Array) -> float:
+    """Relative to the largest absolute value of the tokens."""
+    off = np.abs(tokens - wanted)
+    return float(off.max() / np.abs(tokens).max())
 
 
 def distance(wanted: Array, tokens: Array) -> float:
     """How far the worst token or channel is, as a share of it."""
     whole = {"token": 1.0, "channel": 1.0}
     stage = Stage("position_embedding", [wanted], {0: tokens}, [], whole)
-    share = stage.worst(0, wanted).share
-    return round(share, DECIMALS)
+    return stage.worst(0, wanted).share
 
 
 def verdict(
@@ -158,12 +175,11 @@ def verdict(
     cells, sizes, tokens = checked(table, size, result)
     if reference not in conventions(sizes):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
-    ranking = ranked(cells, sizes, tokens)
-    least, nearest = ranking[0]
+    ranking = ranked(cells, sizes, tokens, distance)
     error = distance(reference.tokens(cells, sizes), tokens)
-    smallest = distance(nearest.tokens(cells, sizes), tokens)
+    smallest, _ = ranking[0]
     limit = LOWER.get(precision, POSITIONS_IN_FLOAT32 * max(cells.shape[:2]))
-    is_equal = error <= limit and MUCH_NEARER * error <= smallest
+    is_equal = error <= limit and MUCH_NEARER * error <= smallest + EXACT
     if is_equal:
         first = "equal to the reference, within"
     elif smallest <= limit:
@@ -179,8 +195,8 @@ def verdict(
     for off, convention in ranking[:3]:
         lines.append(f"{100 * off:10.3g} %  {convention.words()}")
     lines.append(f"the reference: {reference.words()}")
-    as_near = sum(MUCH_NEARER * off <= least for off, _ in ranking)
-    if as_near > 1 and smallest <= limit:
+    as_near = sum(MUCH_NEARER * off <= smallest + EXACT for off, _ in ranking[:BEST])
+    if as_near > 1:
         lines.append(
             f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"
         )
