@@ -41,7 +41,8 @@ def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tens
     # in PyTorch's order of operations.
     scale = _scale(n, n0, spec)
     centre = scale * (position + 0.5)
-    distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
+    shrunk = 1 / scale.clamp(min=1)
+    distance = (cells - centre[..., None] + 0.5).abs() * shrunk[..., None]
     weights = kernel(distance, spec)
     return weights / weights.sum(-1, keepdim=True)
 

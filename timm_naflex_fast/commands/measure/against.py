@@ -50,16 +50,14 @@ def against_transformers(
         found[name] = compare_recordings(reference, port)
         first = found[name].first
         if first:
-            # Only now a reason is needed, and no mistake behind this stage is one. Nor is what a
-            # mistake gives there looked at; but by the pixels mistakes of one grid are told apart.
+            # Only now a reason is needed, and neither a mistake behind this stage is one, nor is what
+            # a mistake gives there looked at. By the pixels mistakes of one grid are told apart.
             place = reference.order.index(first.stage)
-            possible = ["picture", *reference.order[: place + 1]]
-            every = mistakes_of(len(source.model.blocks))
-            mistakes = [mistake for mistake in every if mistake.start in possible]
             seen = max(place, reference.order.index("pixels")) + 1
             beginning = [dict(islice(own.items(), seen)) for own in reference.stages]
             weights = siglip2_weights(source.model)
             until_there = replace(reference, stages=beginning)
+            mistakes = mistakes_of(len(source.model.blocks))
             known = with_mistakes(until_there, weights, pictures[:TRIED], mistakes)
             found[name] = compare_recordings(replace(known, stages=reference.stages), port)
     return found
