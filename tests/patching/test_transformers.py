@@ -272,3 +272,4 @@ def test_where_transformers_raises_ours_gives_no_numbers(kind, sizes):
             assert str(raised.value) == str(want)
         else:
             torch.testing.assert_close(call(), want, atol=1e-5, rtol=0)
+        assert all("sizes" in reason for reason in status().fallbacks)
