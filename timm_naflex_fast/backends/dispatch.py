@@ -80,9 +80,9 @@ def add(
             ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
+    by_operator = context == "compile" and has_float64(x.device)
     # A compiler may know nothing of a size until the graph runs: there the operator checks.
-    known = None if context == "compile" else layout
-    check_tokens(x, table[0].shape[-1], known)
+    check_tokens(x, table[0].shape[-1], None if by_operator else layout)
     if context is None:
         check_no_shared_elements(x)
         plan = plan_of(layout, x, spec)
@@ -92,8 +92,10 @@ def add(
     patch_coord = coordinates_in_graph(layout, x)  # (B, N, 2) or (1, N, 2)
     if context == "capture" and patch_coord.device != x.device:
         raise RuntimeError(FROM_HOST)
-    if context == "compile" and has_float64(x.device):
-        operator.add(x, table, patch_coord.expand(len(x), -1, -1), spec, strategy.name)
+    if by_operator:
+        if not isinstance(layout, Tensor):
+            patch_coord = patch_coord.expand(len(x), -1, -1)
+        operator.add(x, table, patch_coord, spec, strategy.name)
     else:
         traceable.add(x, whole(table), patch_coord, spec)
 

@@ -51,6 +51,7 @@ class Frozen:
     versions: tuple[int, ...]
     copies: tuple[bytearray, ...] = ()  # the bytes of the sources; at first none
     tensors: Sources = ()  # the sources, in that memory: another thread may write to the sources
+    is_dropped: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +66,7 @@ _limit = int(_mib) * 2**20  # in bytes
 # For whoever writes to the two that follow. Re-entrant: a signal handler may run a model meanwhile.
 _lock = threading.RLock()
 # Results with the bytes that each takes, the oldest use first.
+# Other threads take and reorder entries without the lock, so loops go over a copy of the keys.
 _entries: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
@@ -120,12 +122,16 @@ def keep(key: Key, result: Any) -> None:
     global _nbytes
     nbytes = ENTRY_BYTES + _bytes_of(result)
     with _lock:
+        # Where sources were dropped meanwhile, nobody would find it.
+        if any(isinstance(part, Frozen) and part.is_dropped for part in key):
+            return
         _drop(key)
         _entries[key] = result, nbytes
         _nbytes += nbytes
         # What was just put in may go as well.
         while _nbytes > _limit and _entries:
-            _drop(next(iter(_entries)))
+            oldest, *_ = _entries
+            _drop(oldest)
 
 
 def pinned(result: Result, device: torch.device) -> Result:
@@ -177,10 +183,9 @@ def forget(sources: Sources) -> None:
 
 def clear_all() -> None:
     """Drop everything."""
-    global _nbytes
     with _lock:
-        _entries.clear()
-        _nbytes = 0
+        for key in list(_entries):
+            _drop(key)
 
 
 @contextmanager
@@ -220,8 +225,9 @@ def _drop(key: Key) -> None:
     global _nbytes
     result, nbytes = _entries.pop(key, (None, 0))
     _nbytes -= nbytes
-    if isinstance(result, Frozen) and result.copies:
-        for made in list(_entries):  # a copy: other threads take entries without the lock
+    if isinstance(result, Frozen):
+        result.is_dropped = True
+        for made in list(_entries):
             if result in made:
                 _drop(made)
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
     parser = Parser(
         "naflex-fast",
-        description="timm's NaFlexViT, compiled and exported with its own embeddings; ports, compared.",
+        description="Compile and export timm's NaFlexViT with its trained position embeddings; compare ports.",
         epilog=LIST,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -96,7 +96,14 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     """
     import torch
 
-    pairs = _pairs(tower, back)
+    mapping = TOWER + HEAD if has_pooling(tower) else TOWER
+    pairs = {}
+    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
+        for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
+            old, new = [tuple(names.split()) for names in line.split(" = ")]
+            if back:
+                old, new = new, old
+            pairs[old] = new
     others = sorted(tower.keys() ^ chain.from_iterable(pairs))
     if others:
         raise ValueError(
@@ -111,16 +118,3 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
         ends = [third, 2 * third][: len(new_names) - 1]
         result |= zip(new_names, whole.tensor_split(ends))
     return result
-
-
-def _pairs(tower: Tensors, back: bool) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """The names of tensors that a tower has to have, and those that they get; see ``TOWER``."""
-    mapping = TOWER + HEAD if has_pooling(tower) else TOWER
-    pairs = {}
-    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
-        for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
-            old, new = [tuple(names.split()) for names in line.split(" = ")]
-            if back:
-                old, new = new, old
-            pairs[old] = new
-    return pairs
