@@ -19,6 +19,7 @@ from tests.support.oracles import (
 from tests.support.running import running
 from timm_naflex_fast import __version__
 from timm_naflex_fast.backends.operator import add_learned, learned_grad
+from timm_naflex_fast.functional import add_pos_embed_
 
 INTERPOLATE = "interpolate_cached"
 VARIOUS = [[(3, 4)] * 2, [(8, 8), (2, 30), (11, 3)], [(9, 1), (1, 1)] * 2, [(5, 7)] * 5]
@@ -61,3 +62,11 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode, kind):
             assert relative(got, want) <= rounding
             assert worst(grads, want_grads) <= 1e-5
     assert counter.frame_count <= 2
+
+
+def test_coordinates_of_another_shape_are_named_in_a_compiled_graph():
+    compiled = torch.compile(add_pos_embed_, backend="eager")
+    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))  # (12, 2)
+    for wrong in (coord, coord[None], coord.expand(3, -1, -1)):
+        with pytest.raises(ValueError, match=r"patch_coord must hold .* shape \(4, 12, 2\)"):
+            compiled(torch.zeros(4, 12, 8), torch.zeros(5, 5, 8), wrong)
