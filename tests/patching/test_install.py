@@ -106,6 +106,20 @@ def test_what_another_has_put_on_the_class_before_is_refused_by_name(
     assert f"NaFlexEmbeds.{LEARNED}" in status().replaced
 
 
+def test_a_wrapper_that_was_left_over_ours_is_seen_through(monkeypatch):
+    model = small_vit()
+    enable()
+    ours = vars(NaFlexEmbeds)[LEARNED]
+    wrapper = functools.wraps(ours)(lambda *given, **named: ours(*given, **named))
+    with monkeypatch.context() as patched:
+        patched.setattr(NaFlexEmbeds, LEARNED, wrapper)
+        disable()
+        enable("grid_sample")
+        assert uses(model) == "grid_sample"
+        assert status().replaced[f"NaFlexEmbeds.{LEARNED}"] == "grid_sample"
+        disable()
+
+
 def of_its_class(model, method):
     model.embeds.__class__ = type("Hides", (NaFlexEmbeds,), {LEARNED: method})
 

@@ -74,7 +74,9 @@ def test_the_status_of_one_model():
     assert status(nn.ModuleList([model, other])).replaced[name] == "interpolate_cached, stock"
 
 
-@pytest.mark.parametrize(("version", "notes"), [("1.0.28", 2), ("1.0.29", 1), ("1.0.30", 0)])
+@pytest.mark.parametrize(
+    ("version", "notes"), [("1.0.28", 2), ("1.0.29", 1), ("1.0.30.dev0", 1), ("1.0.30", 0)]
+)
 def test_what_an_older_timm_does_otherwise_is_named(version, notes, monkeypatch):
     said = ["a function that knows no model", "SigLIP-2's position table by bicubic"]
     enable()

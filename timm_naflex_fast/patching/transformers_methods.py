@@ -85,9 +85,8 @@ _outside_graphs = torch._disable_dynamo(_resampled)
 def _packed(strategy: Any, table: Tensor, sizes: Any, **options: Any) -> Tensor | str:
     """The same without padding: sizes in a tensor have to be read on the host. A graph breaks there,
     as in transformers."""
-    if torch.compiler.is_dynamo_compiling() and (
-        isinstance(sizes, Tensor) or isinstance(sizes[0][0], Tensor)  # the index is a graph on 2.11
-    ):
+    is_tensor = isinstance(sizes, Tensor)  # torch 2.11 would make a graph of the index alone
+    if torch.compiler.is_dynamo_compiling() and (is_tensor or isinstance(sizes[0][0], Tensor)):
         return _outside_graphs(strategy, table, sizes, **options)
     return _resampled(strategy, table, sizes, **options)
 

@@ -1,7 +1,7 @@
 """What is kept between calls, in one dictionary under one memory bound.
 
-- ``kept_by_arguments``: results that depend on the arguments alone (unit vectors, the taps of an
-  axis, resize steps, pseudo-inverses).
+- ``kept_by_arguments``: results that depend on the arguments alone (the taps of an axis, resize
+  steps, pseudo-inverses).
 - ``frozen``: a library's parameters, the sources (position tables, patch kernels), for as long as
   they hold the same bits. What is computed from them is kept by this argument.
 - ``pinned``: what a CUDA graph reads stays in memory for good, outside of the bound.
@@ -225,7 +225,8 @@ def _drop(key: Key) -> None:
     global _nbytes
     result, nbytes = _entries.pop(key, (None, 0))
     _nbytes -= nbytes
-    if isinstance(result, Frozen):
+    # Nothing is made of sources before they are copied; a moving table has one such entry a step.
+    if isinstance(result, Frozen) and result.copies:
         result.is_dropped = True
         for made in list(_entries):
             if result in made:

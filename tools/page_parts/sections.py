@@ -108,8 +108,8 @@ def compiled() -> str:
             rows[row["contender"]] = row
     ours = rows[OURS]
     return (
-        "[With TorchInductor](../results/compiled.json), a small model (four blocks of 192 channels): the first "
-        f"{ours['first steps']} training steps\ntake {ours['first steps, s']:.0f} s "
+        "[With TorchInductor](../results/compiled.json), a small model (four blocks of 192 "
+        f"channels): the first {ours['first steps']} training steps\ntake {ours['first steps, s']:.0f} s "
         f"(timm: {rows[BASELINE]['first steps, s']:.0f} s); later ones are "
         f"{ours['times_faster']:.2f} times as fast."
     )

@@ -50,8 +50,8 @@ def against_transformers(
         found[name] = compare_recordings(reference, port)
         first = found[name].first
         if first:
-            # Only now a reason is needed, and neither a mistake behind this stage is one, nor is what
-            # a mistake gives there looked at. By the pixels mistakes of one grid are told apart.
+            # Only now a reason is needed. Known mistakes are run to this stage: one that begins
+            # behind it is no reason, and gives nothing. The pixels tell mistakes of one grid apart.
             place = reference.order.index(first.stage)
             seen = max(place, reference.order.index("pixels")) + 1
             beginning = [dict(islice(own.items(), seen)) for own in reference.stages]
