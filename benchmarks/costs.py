@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import eager
-from timm_naflex_fast.resampling import kept
 
 GATHERS = {"index", "index_select", "gather", "embedding"}
 BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
@@ -54,8 +54,8 @@ def counting() -> Iterator[dict[str, int]]:
     - host_waits: how often the host would wait for a GPU. A tensor that ``.cpu()`` made counts as
       one of the GPU still.
     """
-    watched = kept.watched()
-    as_if_alone = patch.object(kept, "watched", lambda: watched)
+    is_watched = tracing.is_watched()
+    as_if_alone = patch.object(tracing, "is_watched", lambda: is_watched)
     # There nothing is kept of a frozen table.
     as_if_on_gpu = patch.object(eager, "_is_worth_comparing", lambda *_: False)
     with as_if_alone, as_if_on_gpu, _Operators() as operators, _Reads(operators.count):

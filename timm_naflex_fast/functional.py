@@ -106,11 +106,10 @@ def add_pos_embed_(
     if patch_coord is None:
         # Sizes become coordinates, so that from here on there is one way.
         check_tokens(x, table.shape[-1])
-        context = context_of(x, table)
-        patch_coord = coordinates_of(grid_sizes, x, context)
+        patch_coord = coordinates_of(grid_sizes, x)
     else:
         check_numbers(patch_coord, "patch_coord")
-        context = context_of(x, table, patch_coord)
+    context = context_of(x, table, patch_coord)
     dispatch.add(x, (table,), patch_coord, spec, chosen, context)
     return x
 

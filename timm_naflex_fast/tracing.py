@@ -13,8 +13,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
-Context = Literal["compile", "export", "transform", "capture", "other_device"] | None
+Context = Literal["compile", "export", "transform", "watched", "capture", "other_device"] | None
 OWN_MEMORY: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,6 +31,7 @@ def context_of(*tensors: Tensor) -> Context:
     - ``"transform"``: a ``torch.func`` transform or forward-mode differentiation, also inside a
       compiled function, or ``tensors`` that our in-place sums cannot take (see
       :func:`why_unsupported`).
+    - ``"watched"``: plain eager code, but a mode watches its operators (see :func:`is_watched`).
     - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
     - ``"other_device"``: nobody, but the first of ``tensors`` lies neither on a CPU nor on a CUDA device.
     """
@@ -42,6 +45,8 @@ def context_of(*tensors: Tensor) -> Context:
         return "export"
     if why_unsupported(*tensors) is not None:
         return "transform"
+    if is_watched():
+        return "watched"
     if tensors[0].is_cpu:
         return None
     device = tensors[0].device
@@ -62,6 +67,18 @@ def is_tracing() -> bool:
     if _mode(_PROXY) is not None or _mode(_FAKE) is not None:
         return True
     return _has_key(_PRE_DISPATCH)
+
+
+def is_watched() -> bool:
+    """Whether a mode watches this thread's operators: a selective checkpoint, a counter of FLOPs.
+
+    A default device is a mode too, and harmless: what is built here names its devices.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    if not torch._C._len_torch_function_stack():
+        return False
+    return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def is_exported() -> bool:

@@ -1,11 +1,12 @@
 """The products of dense matrices that autograd differentiates again: second derivatives."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 
-from tests.support.checks import by_functions
+from tests.support.checks import Watch, by_functions
 from tests.support.oracles import BASE, Case, relative, stock
 
 # It has a grid of the table's size, which timm does not resize to a square first.
@@ -36,9 +37,11 @@ def derivatives(add, case, is_frozen):
 @pytest.mark.parametrize("case", [BASE, SQUARES], ids=["", "squares"])
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_batches_of_gradients_and_second_derivatives_equal_timms(case, strategy, is_frozen):
+@pytest.mark.parametrize("mode", [nullcontext(), Watch(lambda *_: None)], ids=["", "seen"])
+def test_batches_of_gradients_and_second_derivatives_equal_timms(case, strategy, is_frozen, mode):
     wants = derivatives(in_timms_order, case, is_frozen)
-    gots = derivatives(partial(by_functions, strategy=strategy), case, is_frozen)
+    with mode:
+        gots = derivatives(partial(by_functions, strategy=strategy), case, is_frozen)
     for got, want in zip(gots, wants, strict=True):
         assert want.abs().max() > 0
         assert relative(got, want) <= 1e-5

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType
+from unittest import mock
 
 import torch
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from timm_naflex_fast import tracing
 from timm_naflex_fast.patching import counts
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import axis_matrix
@@ -311,9 +313,18 @@ def kept_tensors():
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation returned."""
+    """The most elements of any tensor that an operation returned, in a call that nobody watches."""
 
     elements = 0
+
+    def __enter__(self):
+        self.unwatched = mock.patch.object(tracing, "is_watched", return_value=False)
+        self.unwatched.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.unwatched.stop()
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

@@ -109,7 +109,7 @@ class SecondDevice(TorchDispatchMode):
         self.lacking = METAL_LACKS if name == "mps" else set()
         waits.clear()
         # This mode is the machine: nobody watches, and its tensors stand for plain ones.
-        patch.setattr(kept, "watched", lambda: False)
+        patch.setattr(tracing, "is_watched", lambda: False)
         patch.setattr(kept, "unseen", _on_the_machine)
         patch.setattr(tracing, "OWN_MEMORY", (*tracing.OWN_MEMORY, OnDevice))
         # What makes its result in C++, which knows no second device.

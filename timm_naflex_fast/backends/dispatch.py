@@ -3,7 +3,7 @@
 | who calls | which backend |
 | --- | --- |
 | eager code, on a CPU or CUDA | ``eager``, which reads the grids on the host, once for a batch |
-| ``torch.compile``, on a CPU or CUDA | ``operator``: one operator, inside which ``eager`` runs |
+| ``torch.compile``, or a mode that watches operators, on a CPU or CUDA | ``operator``: one operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
 | all of these on another device, and eager code there | ``traceable`` |
 
@@ -48,7 +48,7 @@ from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable, whole
 from ..strategies import Strategy
-from ..tracing import Context
+from ..tracing import Context, is_tracing
 from . import eager, operator, traceable
 
 FROM_HOST = (
@@ -72,7 +72,7 @@ def add(
         table: one learned table, or the two of a factorized embedding.
         layout: where the tokens lie.
         spec: how the table is resized.
-        strategy: what computes in eager code, and in a compiled graph.
+        strategy: what computes in eager code, and inside the operator.
         context: what ``context_of`` says of the tensors.
 
     Raises:
@@ -80,7 +80,7 @@ def add(
             ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
-    by_operator = context == "compile" and has_float64(x.device)
+    by_operator = context in ("compile", "watched") and has_float64(x.device)
     # A compiler may know nothing of a size until the graph runs: there the operator checks.
     check_tokens(x, table[0].shape[-1], None if by_operator else layout)
     if context is None:
@@ -115,7 +115,7 @@ def resample(
     counts = []
     if length is None:
         # Pad all images to the longest, and take the tokens that each has.
-        if isinstance(sizes.values, Tensor) and context != "other_device":
+        if isinstance(sizes.values, Tensor) and is_tracing():
             raise ValueError(
                 "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
             )
@@ -123,7 +123,7 @@ def resample(
         length = max(counts, default=0)
 
     (learned,) = table
-    on_device = sizes.as_tensor(length, context).to(learned.device, non_blocking=True)
+    on_device = sizes.as_tensor(length).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     padded = learned.new_zeros(*patch_coord.shape[:2], learned.shape[-1])
     add(padded, table, patch_coord, spec, strategy, context)

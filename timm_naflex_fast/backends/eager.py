@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..batch.layout import Sizes
 from ..batch.plan import Plan
-from ..batch.tokens import AddedInPlace, add_to_tokens, assemble, sum_over_tokens
+from ..batch.tokens import AddedInPlace, add_to_tokens, sum_over_tokens
 from ..resampling import dense, kept, sparse
 from ..resampling.dense import Embeddings
 from ..resampling.spec import ResizeSpec, Size
@@ -50,22 +50,12 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(part.requires_grad for part in table)
-    watched = kept.watched()
-    if watched:
-        with torch.no_grad():
-            embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
-            added = assemble(x.shape, plan, embeddings).to(x.dtype)
-        # In one write that autograd sees: ``allow_mutation_on_saved_tensors`` copies ``x`` before
-        # it, as it was saved, and a selective checkpoint may hand back views of an earlier x.
-        x.add_(added)
     if trains:
         kept.forget(table)
     if trains or (has_grad and x.requires_grad):
         cells = whole(table)
         AddedInPlace.apply(x, partial(gradient, cells.shape[-3:], plan), cells)
-
-    if not watched:
-        write(x, table, plan, strategy, is_frozen=not trains)
+    write(x, table, plan, strategy, is_frozen=not trains)
 
 
 def write(
@@ -141,9 +131,10 @@ def _gradient_by_autograd(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor
     """The same by the definition, float64, which PyTorch can derive again."""
     with torch.enable_grad():
         table = torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
-        embeddings = dense.definition(table, plan.runs, plan.spec)
-        tokens = assemble(g.shape, plan, embeddings)
+        sizes, embeddings = zip(*dense.definition(table, plan.runs, plan.spec))
+    # Sums of parts of g, in new memory: PyTorch derives these, too.
+    summed = [sum_over_tokens(g, plan.runs[size], size, torch.float64) for size in sizes]
     (of_table,) = torch.autograd.grad(
-        tokens, table, g.double(), create_graph=torch.is_grad_enabled()
+        embeddings, table, summed, create_graph=torch.is_grad_enabled()
     )
     return of_table

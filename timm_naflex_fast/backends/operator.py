@@ -2,7 +2,8 @@
 
 A compiled graph cannot look at the values of coordinates, and ``traceable``, which needs none, is
 many times slower. So the graph holds one operator, inside which ``eager`` runs. It reads the grids
-on the host, so CUDA graphs leave it out.
+on the host, so CUDA graphs leave it out. A mode that watches operators sees one call, whatever is
+kept inside.
 """
 
 import re
@@ -67,16 +68,19 @@ def add_learned(
     return out, patch_coord.clone()
 
 
-@torch.library.custom_op(
-    f"timm_naflex_fast::learned_grad_{_RELEASE}",
-    schema=f"(Tensor g, Tensor coord, SymInt rows, SymInt cols, {OPTIONS}) -> Tensor",
-    **_options,
-)
-def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
+def gradient(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     shape = (rows, cols, g.shape[-1])
     plan = plan_of(patch_coord, g, ResizeSpec(*options[:-1]))
     return eager.gradient(shape, plan, g)
+
+
+learned_grad = torch.library.custom_op(
+    f"timm_naflex_fast::learned_grad_{_RELEASE}",
+    gradient,
+    schema=f"(Tensor g, Tensor coord, SymInt rows, SymInt cols, {OPTIONS}) -> Tensor",
+    **_options,
+)
 
 
 @add_learned.register_fake
@@ -105,7 +109,9 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     grad_table = None
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors
-        grad_table = learned_grad(g, patch_coord, ctx.rows, ctx.cols, *ctx.options)
+        # An operator cannot be derived. In eager code, in sight of a mode, it may have to be.
+        gradient_of = gradient if g.requires_grad else learned_grad
+        grad_table = gradient_of(g, patch_coord, ctx.rows, ctx.cols, *ctx.options)
     return g, grad_table, None, None, *[None] * len(ctx.options)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..resampling.kept import kept_by_arguments
 from ..resampling.spec import OLDER_FLAG, ResizeSpec, Size
-from ..tracing import Context
+from ..tracing import is_tracing
 from .checks import check_numbers
 from .grids import read_grids
 from .plan import Plan, Run, Runs
@@ -147,13 +147,13 @@ class Sizes(NamedTuple):
             raise ValueError
         return t, h, w
 
-    def as_tensor(self, length: int, context: Context) -> Tensor:
+    def as_tensor(self, length: int) -> Tensor:
         """Sizes (B, 2) or (B, 3), int64, on the device on which they are given.
 
         The values are checked now; those of a tensor in a graph when it runs.
         """
         sizes = self.values
-        if not isinstance(sizes, Tensor) or context in (None, "other_device"):
+        if not isinstance(sizes, Tensor) or not is_tracing():
             return torch.tensor(self.on_host(), device="cpu").view(-1, 3)
         # What a graph cannot read it checks when it runs.
         sizes = sizes.to(torch.int64)
@@ -169,7 +169,7 @@ class Sizes(NamedTuple):
         return sizes
 
 
-def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:
+def coordinates_of(grid_sizes: Any, x: Tensor) -> Tensor:
     """Coordinates (B, N, 2) for tokens ``x`` (B, N, C) from sizes (B, 2).
 
     Tokens after an image carry (0, 0).
@@ -184,7 +184,7 @@ def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:
             f"grid_sizes must hold (h, w) for each of the {batch} samples, shape ({batch}, 2); "
             f"got shape {tuple(shape)}"
         )
-    sizes = Sizes(grid_sizes, length=length).as_tensor(length, context)
+    sizes = Sizes(grid_sizes, length=length).as_tensor(length)
     return row_major(sizes, length)
 
 

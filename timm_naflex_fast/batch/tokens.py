@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling import kept
 from ..resampling.block_sum import BlockSum
 from ..resampling.spec import Size
-from .plan import Plan, Run
+from .plan import Run
 
 
 def add_to_tokens(x: Tensor, runs: Iterable[Run], embeddings: Tensor) -> None:
@@ -52,26 +50,6 @@ def sum_over_tokens(g: Tensor, runs: Sequence[Run], size: Size, dtype: torch.dty
             return part.to(dtype).contiguous()
         total.add(part)
     return total.total()
-
-
-def assemble(shape: torch.Size, plan: Plan, embeddings: Iterable[tuple[Size, Tensor]]) -> Tensor:
-    """What ``add_to_tokens`` adds to tokens of this shape, in a new tensor: -0.0 where it adds nothing.
-
-    PyTorch can derive it any number of times, and batches of its gradients.
-    """
-    sizes, grids = zip(*embeddings)
-    nothing = torch.full_like(grids[0][:1], -0.0)
-    rows = torch.cat((nothing, *grids))
-    with kept.unseen():
-        # The number of the row that each token takes is added to it like an embedding.
-        numbers = torch.arange(len(rows), device=rows.device)[:, None]
-        taken = numbers.new_zeros(*shape[:2], 1)
-        first = 1
-        for size, of_grid in zip(sizes, grids):
-            end = first + len(of_grid)
-            add_to_tokens(taken, plan.runs[size], numbers[first:end])
-            first = end
-    return F.embedding(taken[..., 0], rows)
 
 
 def check_no_shared_elements(x: Tensor) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..batch.checks import check_numbers, check_size
 from ..names import check_valid
-from ..resampling.kept import Frozen, frozen, kept_by_arguments, pinned, watched
+from ..resampling.kept import Frozen, frozen, kept_by_arguments, pinned
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, unrounded_product
 from ..resampling.spec import INTERPOLATIONS, ResizeSpec, Size
@@ -177,7 +177,7 @@ def resample_kernel(
     trains = torch.is_grad_enabled() and weight.requires_grad
     may_keep = may_keep and not trains and weight.is_cpu
     known = None
-    if may_keep and context_of(weight) is None and not watched():
+    if may_keep and context_of(weight) is None:
         known = frozen((weight,))
     kernel = _resample(weight, resize) if known is None else _kept_kernel(known, resize)
     if is_by_pixel:

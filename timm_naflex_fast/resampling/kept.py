@@ -12,7 +12,7 @@ have changed, also unseen by PyTorch's version counter, so its contents are comp
 
 Dispatch modes watch operators: a selective checkpoint counts them, others change what they return.
 What they see must not depend on what is kept. So results by arguments are computed out of their
-sight, and where one watches (``watched``) nothing of a source is taken or kept.
+sight, and where one watches (``tracing.is_watched``) nothing of a source is taken or kept.
 
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest
 time goes first. Entries of a deleted model stay until then, or until ``clear_all``.
@@ -29,8 +29,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from ..tracing import in_cuda_graph
 
@@ -74,18 +72,6 @@ if hasattr(os, "register_at_fork"):  # a child gets no lock that a thread of its
     os.register_at_fork(
         before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
     )
-
-
-def watched() -> bool:
-    """Whether a mode watches this thread's operators: then nothing of a source is taken or kept.
-
-    A default device is a mode too, and harmless: what is built here names its devices.
-    """
-    if torch._C._len_torch_dispatch_stack():
-        return True
-    if not torch._C._len_torch_function_stack():
-        return False
-    return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
