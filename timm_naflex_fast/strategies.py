@@ -6,7 +6,7 @@
   gradient.
 - ``matmul``: timm's result as sums of the few table rows that each cell reads.
 - ``grid_sample``: the result of timm's ``pos_embed_use_grid_sample``, by the same sums, with
-  weights that are read off ``F.grid_sample`` at timm's positions.
+  weights of ``F.grid_sample`` at timm's positions (``resampling/closed_form.py``).
 
 The gradient needs no strategy: it is ``sparse.gradient``, one for all.
 

@@ -2,7 +2,8 @@
 
 ``resampling/matrices.py`` reads PyTorch's weights off ``F.interpolate``, whose sizes the host must
 know. A graph does not know them. This file computes the same weights where the coordinates are, in
-float32 alone: many devices and runtimes have no float64.
+float32 alone: many devices and runtimes have no float64. It is also what knows where timm's flag
+samples, for graphs and for the host.
 
 Scale and centre are rounded exactly as PyTorch rounds them; at a table of 128 cells another
 rounding of the scale alone would move a weight by 8e-6. The weights are then within 1.2e-6 of
@@ -56,7 +57,11 @@ def tap_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> tuple
         int64 cells and float32 weights, both (..., 2), or (..., 4) for bicubic.
     """
     centre = _centre(position, n, n0, spec)
-    before, after = (-1, 3) if spec.interpolation == "bicubic" else (0, 2)
+    before, after = -1, 3
+    if spec.interpolation != "bicubic":
+        before, after = 0, 2
+        # Beyond the border PyTorch reads the border's cell, and with weight 0 the one beside it.
+        centre = centre.clamp(0, n0 - 1)
     offsets = torch.arange(before, after, device=centre.device)
     first = centre.floor()
     distance = ((centre - first)[..., None] - offsets).abs()

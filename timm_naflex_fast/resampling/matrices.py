@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .closed_form import axis_weights, tap_weights
 from .kept import kept_by_arguments
-from .spec import OLDER_FLAG, ResizeSpec, Size
+from .spec import ResizeSpec, Size
 
 
 def interpolate(table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec) -> Tensor:
@@ -56,9 +57,13 @@ def axis_matrix(
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells there."""
     keep = grid[axis]
     length = spec.resized_size(*grid)[axis]
-    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device=device)
-    resized = _resize_axis(identity, keep, length, spec, spec.batch_max[axis])
-    return resized.to(dtype).contiguous()
+    if spec.samples():
+        positions, lengths = _sampled(keep, length, spec.batch_max[axis])
+        return axis_weights(positions, lengths, n0, spec)[0].to(device, dtype)
+    # PyTorch cannot resize half precision everywhere.
+    exact = torch.promote_types(dtype, torch.float32)
+    identity = torch.eye(n0, dtype=exact, device=device)
+    return _resize_axis(identity, keep, length, spec).to(dtype).contiguous()
 
 
 class Taps(NamedTuple):
@@ -89,36 +94,37 @@ def axis_taps(
     those of weight 0 too. Which it reads, an infinity tells: whatever reads its cell becomes
     infinite, or NaN. So a NaN of a table spreads by these taps as by PyTorch's own resize.
     """
-    # Unit vectors, and beside them the same with an infinity in place of each 1: (n0, 2*n0).
-    signals = torch.eye(n0, 2 * n0, dtype=_computed_in(spec, dtype), device="cpu")
-    signals[:, n0:].fill_diagonal_(torch.inf)
-    resized = _resize_axis(signals, keep, n, spec, batch_max).to(dtype).numpy()  # (keep, 2*n0)
-    matrix = resized[:, :n0]
-    is_read = ~np.isfinite(resized[:, n0:])
-    if transpose:
-        matrix = matrix.T
-        is_read = is_read.T
-    rows, columns = is_read.nonzero()
-    return Taps(rows, columns, matrix[rows, columns], matrix.shape)
-
-
-def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which PyTorch resizes for a matrix of ``dtype``."""
-    if spec.samples():  # at positions that timm computes in float32
-        return torch.float32
-    # PyTorch cannot resize half precision everywhere.
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec, batch_max: int) -> Tensor:
-    """Signals (n0, K), resized to n cells, of which the first ``keep`` are kept: (keep, K)."""
     if spec.samples():
-        if spec.reference == OLDER_FLAG:
-            positions = affine_positions(n, batch_max)
-        else:
-            positions = cell_positions(n, spec.align_corners)
-        resized = sample_signals(signals, positions, spec)
-    elif spec.interpolation == "linear":
+        positions, lengths = _sampled(keep, n, batch_max)
+        cells, of_cells = tap_weights(positions, lengths, n0, spec)  # (2, keep, taps) each
+        columns = cells[0].flatten().numpy()  # at the border the same cell twice
+        weights = of_cells[0].flatten().to(dtype).numpy()
+        rows = np.arange(keep).repeat(len(columns) // keep)
+    else:
+        # Unit vectors, and beside them the same with an infinity in place of each 1: (n0, 2*n0).
+        signals = torch.eye(n0, 2 * n0, dtype=dtype, device="cpu")
+        signals[:, n0:].fill_diagonal_(torch.inf)
+        resized = _resize_axis(signals, keep, n, spec).numpy()  # (keep, 2*n0)
+        rows, columns = (~np.isfinite(resized[:, n0:])).nonzero()
+        weights = resized[rows, columns]
+    if transpose:
+        return Taps(columns, rows, weights, (n0, keep))
+    return Taps(rows, columns, weights, (keep, n0))
+
+
+def _sampled(keep: int, n: int, batch_max: int) -> tuple[Tensor, Tensor]:
+    """For ``closed_form``: the positions (keep,) of an axis of n cells, sampled by timm's flag.
+
+    And two lengths (2, 1), that of the axis and the longest of the batch.
+    """
+    positions = torch.arange(keep, dtype=torch.float32, device="cpu")
+    lengths = torch.tensor([[n], [batch_max]], dtype=torch.float32, device="cpu")
+    return positions, lengths
+
+
+def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec) -> Tensor:
+    """Signals (n0, K), resized to n cells, of which the first ``keep`` are kept: (keep, K)."""
+    if spec.interpolation == "linear":
         resized = interpolate(signals, (n,), spec)[0]
     else:
         # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1
@@ -126,33 +132,3 @@ def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec, batch_max
         columns = signals[:, None].expand(-1, 2, -1)  # (n0, 2, K)
         resized = interpolate(columns, (n, 2), spec)[0, :, 0]
     return resized[:keep]
-
-
-def sample_signals(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
-    """Signals (n0, K), sampled by ``F.grid_sample`` at positions ``y`` (n,) in [-1, 1]: (n, K)."""
-    # One image whose channels are the signals, n0 high and 1 wide, sampled at x = 0 and each y.
-    image = signals.t()[None, ..., None]  # (1, K, n0, 1)
-    positions = torch.stack((torch.zeros_like(y), y), 1).view(1, -1, 1, 2)
-    mode = "bilinear" if spec.interpolation == "linear" else spec.interpolation
-    sampled = F.grid_sample(
-        image, positions, mode=mode, padding_mode="border", align_corners=spec.align_corners
-    )
-    return sampled[0, :, :, 0].t()
-
-
-def cell_positions(n: int, align_corners: bool) -> Tensor:
-    """Where the n cells of an axis lie in [-1, 1], in the order of timm's float32 operations."""
-    cell = torch.arange(n, dtype=torch.float32, device="cpu")
-    if align_corners:
-        return 2.0 * cell / max(n - 1, 1) - 1.0
-    return (2.0 * cell + 1.0) / n - 1.0
-
-
-def affine_positions(n: int, batch_max: int) -> Tensor:
-    """The same positions as older timm rounds them: the first n of an affine grid.
-
-    That grid is as long as the longest of the batch, ``batch_max``.
-    """
-    zoom = torch.tensor(batch_max, dtype=torch.float32, device="cpu") / n
-    theta = zoom.new_tensor([[[0, 0, 0], [0, zoom, zoom - 1]]])  # nothing reads x
-    return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]
