@@ -16,7 +16,6 @@ from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, moved, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.modules import read_rope
 
@@ -119,9 +118,9 @@ ON_CUDA += [
     (partial(embeds, merge=2, length=40, padding="first"), 0, OURS),
     (partial(embeds, merge=2, strategy="interpolate_cached"), 0, OURS),
     (partial(embeds, move_sizes=True), 1, OURS),
-    (patch_kernel, 0, None),
-    (partial(patch_kernel, mode="bilinear", dtype=torch.float64), 0, None),
-    (partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)), 0, None),
+    (patch_kernel, 0, OURS),
+    (partial(patch_kernel, mode="bilinear", dtype=torch.float64), 0, OURS),
+    (partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)), 0, OURS),
 ]
 for mode, kind in product(STRATEGY_NAMES, ("learned", "factorized")):
     ON_CUDA.append((partial(by_timms_methods, mode=mode, kind=kind), 1, None))
@@ -152,23 +151,6 @@ def test_on_cuda_the_same_bits_and_no_wait_that_is_not_known(case, expected, ref
         assert ours.dtype == cpus.dtype
         assert torch.equal(ours.held, cpus)
         assert torch.equal(repeated.held, cpus)
-
-
-def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
-    monkeypatch.setattr(kept, "_pinned", {})
-    with SecondDevice(monkeypatch):
-        weight = OnDevice(random(2, 3, 6, 6))
-        resample = partial(fast.resample_patch_kernel, weight, (4, 5))
-        with monkeypatch.context() as patch:
-            patch.setattr(SecondDevice, "captures", True)
-            with pytest.raises(RuntimeError, match="run the model once before you capture"):
-                resample()
-        resample()
-        assert not kept._pinned
-        monkeypatch.setattr(SecondDevice, "captures", True)
-        resample()
-    ((rows, columns),) = kept._pinned.values()
-    assert (rows.shape, columns.shape) == ((4, 6), (6, 5))
 
 
 # The same cases, but for float64 and coordinates on the host.

@@ -27,15 +27,15 @@ from torch import Tensor
 
 from ..batch.checks import check_numbers, check_size
 from ..names import check_valid
-from ..resampling.kept import Frozen, frozen, kept_by_arguments, pinned
+from ..resampling.kept import Frozen, frozen, kept_by_arguments
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, is_autocast_on, unrounded_product
 from ..resampling.spec import INTERPOLATIONS, ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
-FIRST_CALL = (
-    "the first call with such a patch size copies matrices to the GPU; "
-    "run the model once before you capture it"
+FROM_HOST = (
+    "patch kernels are resized by matrices that come from the host, which no CUDA graph can record; "
+    "resize them before the capture"
 )
 
 
@@ -90,7 +90,6 @@ def make_factors(
 
     The second handles the channels that lie at every pixel without a transposed copy of the kernel.
     """
-    refuse_in_cuda_graph(device, FIRST_CALL)
     made_on = torch.device("cpu")
     if torch.compiler.is_dynamo_compiling() and has_float64(device):  # it computes them every time
         made_on = device
@@ -106,6 +105,7 @@ kept_factors = kept_by_arguments(make_factors)
 
 def _resample(x: Tensor, resize: KernelResize) -> Tensor:
     """Resample ``x``, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
+    refuse_in_cuda_graph(x.device, FROM_HOST)
     h0, w0 = resize.old
     dtype = product_dtype(x)
     if torch.compiler.is_dynamo_compiling():
@@ -114,7 +114,7 @@ def _resample(x: Tensor, resize: KernelResize) -> Tensor:
         rows, columns = make_factors(resize, dtype, x.device)
     else:
         # Constants of an exported graph: few of its runtimes can solve linear equations.
-        rows, columns = pinned(kept_factors(resize, dtype, x.device), x.device)
+        rows, columns = kept_factors(resize, dtype, x.device)
     kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
     return unrounded_product(unrounded_product(rows, kernels), columns).to(x.dtype)
 

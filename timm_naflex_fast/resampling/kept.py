@@ -4,7 +4,6 @@
   steps, pseudo-inverses).
 - ``frozen``: a library's parameters, the sources (position tables, patch kernels), for as long as
   they hold the same bits. What is computed from them is kept by this argument.
-- ``pinned``: what a CUDA graph reads stays in memory for good, outside of the bound.
 
 The same source is a tensor with the same place in memory, dtype, shape and strides: a compiled
 graph and a library's view make a new tensor for one parameter in each call. What lies there may
@@ -29,8 +28,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-from ..tracing import in_cuda_graph
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
@@ -67,7 +64,6 @@ _lock = threading.RLock()
 # Other threads take and reorder entries without the lock, so loops go over a copy of the keys.
 _entries: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
 _nbytes = 0
-_pinned: dict[int, Any] = {}  # what CUDA graphs read
 if hasattr(os, "register_at_fork"):  # a child gets no lock that a thread of its parent holds
     os.register_at_fork(
         before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
@@ -118,16 +114,6 @@ def keep(key: Key, result: Any) -> None:
         while _nbytes > _limit and _entries:
             oldest, *_ = _entries
             _drop(oldest)
-
-
-def pinned(result: Result, device: torch.device) -> Result:
-    """``result``, which stays in memory for good where a CUDA graph is being captured.
-
-    The graph keeps its address.
-    """
-    if in_cuda_graph(device):
-        _pinned[id(result)] = result
-    return result
 
 
 def frozen(sources: Sources) -> Frozen | None:
