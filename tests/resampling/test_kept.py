@@ -196,15 +196,6 @@ def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
     assert finished_tables() == 3
 
 
-def test_nothing_is_kept_of_sources_that_were_dropped_meanwhile():
-    table = torch.zeros(10)
-    kept.frozen((table,))
-    known = kept.frozen((table,))
-    kept.forget((table,))
-    kept.keep((known, "key"), torch.zeros(10))
-    assert nbytes() == 0
-
-
 def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
     monkeypatch.setattr(kept, "_limit", 100)
     assert asked_twice(torch.zeros(10), "key") == ["key"]

@@ -46,7 +46,6 @@ class Frozen:
     versions: tuple[int, ...]
     copies: tuple[bytearray, ...] = ()  # the bytes of the sources; at first none
     tensors: Sources = ()  # the sources, in that memory: another thread may write to the sources
-    is_dropped: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -100,13 +99,13 @@ def use(key: Key) -> Any:
 
 
 def keep(key: Key, result: Any) -> None:
-    """Keep a result in place of an older one, and drop the oldest in use. Do not write to it."""
+    """Keep a result in place of an older one, and drop the oldest in use. Do not write to it.
+
+    Where another thread drops its sources meanwhile, it stays, unused, until it is the oldest.
+    """
     global _nbytes
     nbytes = ENTRY_BYTES + _bytes_of(result)
     with _lock:
-        # Where sources were dropped meanwhile, nobody would find it.
-        if any(isinstance(part, Frozen) and part.is_dropped for part in key):
-            return
         _drop(key)
         _entries[key] = result, nbytes
         _nbytes += nbytes
@@ -199,7 +198,6 @@ def _drop(key: Key) -> None:
     _nbytes -= nbytes
     # Nothing is made of sources before they are copied; a moving table has one such entry a step.
     if isinstance(result, Frozen) and result.copies:
-        result.is_dropped = True
         for made in list(_entries):
             if result in made:
                 _drop(made)
