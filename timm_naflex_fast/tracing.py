@@ -16,43 +16,35 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-Context = Literal["compile", "export", "transform", "watched", "capture", "other_device"] | None
+Context = Literal["operator", "plain"] | None
 OWN_MEMORY: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def context_of(*tensors: Tensor) -> Context:
-    """Who traces or transforms the operations that follow; None: nobody, this is plain eager code.
+    """How to compute what follows; None: this is eager code, which may read the host.
 
-    - ``"compile"``: TorchDynamo reads this code for ``torch.compile``.
-    - ``"export"``: somebody records PyTorch's operations, for any input: ``torch.export``,
-      ``torch.jit.trace``, ``make_fx``, ``FakeTensorMode``. Nothing may be read on the host, nor may
-      a number be kept from another call.
-    - ``"transform"``: a ``torch.func`` transform or forward-mode differentiation, also inside a
-      compiled function, or ``tensors`` that our in-place sums cannot take (see
-      :func:`why_unsupported`).
-    - ``"watched"``: plain eager code, but a mode watches its operators (see :func:`is_watched`).
-    - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
-    - ``"other_device"``: nobody, but the first of ``tensors`` lies neither on a CPU nor on a CUDA device.
+    - ``"operator"``: as one operator. TorchDynamo reads this code for ``torch.compile``, or a mode
+      watches what runs (see :func:`is_watched`).
+    - ``"plain"``: by PyTorch's plain operations, and nothing may be read on the host, nor may a
+      number be kept from another call. Somebody records them for any input (``torch.export``,
+      ``torch.jit.trace``, ``make_fx``, ``FakeTensorMode``, a CUDA graph) or transforms them
+      (``torch.func``, forward-mode differentiation, also inside a compiled function), or our
+      in-place sums cannot take ``tensors`` (see :func:`why_unsupported`), or the first of them lies
+      neither on a CPU nor on a CUDA device.
     """
+    device = tensors[0].device
+    if device.type not in ("cpu", "cuda"):
+        return "plain"
     if torch.compiler.is_dynamo_compiling():  # only in the code that TorchDynamo reads
         # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under
         # torch.compile, too. torch before 2.7 has neither: there every compiler counts.
-        if getattr(torch.compiler, "_is_exporting_flag", True):
-            return "export"
-        return "transform" if _transforming_while_traced() else "compile"
-    if is_tracing():
-        return "export"
-    if why_unsupported(*tensors) is not None:
-        return "transform"
-    if is_watched():
-        return "watched"
-    if tensors[0].is_cpu:
-        return None
-    device = tensors[0].device
-    if device.type != "cuda":
-        return "other_device"
-    return "capture" if in_cuda_graph(device) else None
+        if getattr(torch.compiler, "_is_exporting_flag", True) or _transforming_while_traced():
+            return "plain"
+        return "operator"
+    if is_tracing() or why_unsupported(*tensors) is not None or in_cuda_graph(device):
+        return "plain"
+    return "operator" if is_watched() else None
 
 
 def is_tracing() -> bool:

@@ -44,11 +44,10 @@ from ..batch.layout import (
     row_major,
 )
 from ..batch.tokens import check_no_shared_elements
-from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable, whole
 from ..strategies import Strategy
-from ..tracing import Context, is_tracing
+from ..tracing import Context, is_tracing, refuse_in_cuda_graph
 from . import eager, operator, traceable
 
 FROM_HOST = (
@@ -80,9 +79,8 @@ def add(
             ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
-    by_operator = context in ("compile", "watched") and has_float64(x.device)
     # A compiler may know nothing of a size until the graph runs: there the operator checks.
-    check_tokens(x, table[0].shape[-1], None if by_operator else layout)
+    check_tokens(x, table[0].shape[-1], None if context == "operator" else layout)
     if context is None:
         check_no_shared_elements(x)
         plan = plan_of(layout, x, spec)
@@ -90,9 +88,9 @@ def add(
         return
     # In a graph nothing may be read on the host.
     patch_coord = coordinates_in_graph(layout, x)  # (B, N, 2) or (1, N, 2)
-    if context == "capture" and patch_coord.device != x.device:
-        raise RuntimeError(FROM_HOST)
-    if by_operator:
+    if patch_coord.device != x.device:
+        refuse_in_cuda_graph(x.device, FROM_HOST)
+    if context == "operator":
         if not isinstance(layout, Tensor):
             patch_coord = patch_coord.expand(len(x), -1, -1)
         operator.add(x, table, patch_coord, spec, strategy.name)
@@ -109,8 +107,8 @@ def resample(
     """
     if context is None:
         return eager.resample(table, sizes, spec, strategy)
-    if context == "capture":
-        raise RuntimeError(FROM_HOST)
+    (learned,) = table
+    refuse_in_cuda_graph(learned.device, FROM_HOST)
     length = sizes.length
     counts = []
     if length is None:
@@ -122,7 +120,6 @@ def resample(
         counts = [t * h * w for t, h, w in sizes.on_host()]
         length = max(counts, default=0)
 
-    (learned,) = table
     on_device = sizes.as_tensor(length).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     padded = learned.new_zeros(*patch_coord.shape[:2], learned.shape[-1])

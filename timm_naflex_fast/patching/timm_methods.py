@@ -234,7 +234,7 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
             reason = why_unsupported(patch_coord)
             if reason is not None:
                 return reason
-        traceable = context_of(x, patch_coord) in ("compile", "export", "transform")
+        traceable = context_of(x, patch_coord) is not None
         if not traceable:
             check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
         return batched_rope(rope, patch_coord.to(x.device), x.dtype, traceable=traceable)
