@@ -317,7 +317,7 @@ def test_operators_pass_opcheck(strategy, samples, dtype):
     coord = row_major([(3, 4), (2, 2)])[:samples]
     is_sampled = strategy == "grid_sample"
     reference = "grid_sample" if is_sampled else "interpolate"
-    how = "bicubic", not is_sampled, False, False, reference, strategy
+    how = "bicubic", not is_sampled, False, False, reference, False, strategy
     torch.library.opcheck(operator.add_learned, (x, table, coord, True, *how))
     torch.library.opcheck(operator.add_learned, (x.detach(), table.detach(), coord, False, *how))
     torch.library.opcheck(operator.learned_grad, (x.detach(), coord, 6, 5, *how))

@@ -42,6 +42,7 @@ from ..batch.layout import (
     coordinates_in_graph,
     plan_of,
     row_major,
+    tokens_of_images,
 )
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.spec import ResizeSpec
@@ -123,10 +124,13 @@ def resample(
     on_device = sizes.as_tensor(length).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     padded = learned.new_zeros(*patch_coord.shape[:2], learned.shape[-1])
-    add(padded, table, patch_coord, spec, strategy, context)
-    padded = traceable.repeat_frames(padded, on_device, sizes.embeds_padding)
+    # The tokens of later frames lie after those of the grid.
+    add(padded, table, patch_coord, spec._replace(embeds_padding=True), strategy, context)
     if sizes.length is not None:
-        return padded
+        if sizes.embeds_padding:
+            return padded
+        is_own = tokens_of_images(on_device, length)
+        return padded.masked_fill(~is_own[..., None], 0)
     images = [image[:count] for image, count in zip(padded, counts)]
     no_image = padded[:0].flatten(0, 1)  # (0, C): so that there is something to concatenate
     return torch.cat([no_image, *images])

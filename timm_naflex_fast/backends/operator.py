@@ -21,7 +21,7 @@ from . import eager
 
 OPTIONS = (
     "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference, "
-    "str strategy"
+    "bool embeds_padding, str strategy"
 )
 """How the table is resampled: the strategy's name, and before it the fields of ``ResizeSpec``.
 

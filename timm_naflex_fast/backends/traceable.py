@@ -36,20 +36,6 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None
     x.add_(embeddings.masked_fill(~embedded[..., None], -0.0))
 
 
-def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:
-    """The first frame's embeddings (B, N, C), repeated for all frames, and those of padding.
-
-    ``sizes`` (B, 2) as (h, w) or (B, 3) as (t, h, w).
-    """
-    token = torch.arange(embeddings.shape[1], device=embeddings.device)  # (N)
-    is_own = token < sizes.prod(1, keepdim=True)  # (B, N)
-    cell = token % sizes[:, -2:].prod(1, keepdim=True) * is_own
-    repeated = embeddings.gather(1, cell[..., None].expand_as(embeddings))
-    if embeds_padding:
-        return repeated
-    return repeated.masked_fill(~is_own[..., None], 0)
-
-
 def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositions, Tensor]:
     """The positions, and which tokens (B, N) get an embedding, or NaN.
 
@@ -67,12 +53,14 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
 
     length = coord.shape[1]
     cells = h * w
-    in_grid = torch.arange(length, device=coord.device) < cells  # (B, N)
+    embedded = torch.arange(length, device=coord.device) < cells  # (B, N)
+    if spec.embeds_padding:
+        embedded = torch.ones_like(embedded)
     no_grid = (cells < 1) | (cells > most_cells(length))  # (B, 1)
-    wrong = (in_grid & (coord < 0).any(-1)) | no_grid  # (B, N)
+    wrong = (embedded & (coord < 0).any(-1)) | no_grid  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.
-    coord = coord.masked_fill(~in_grid[..., None], 0).to(torch.float32)
+    coord = coord.masked_fill(~embedded[..., None], 0).to(torch.float32)
     coord = coord.masked_fill(wrong[..., None], torch.nan)
     h, w = size.clamp(min=1).to(torch.float32).unbind(1)
-    return TokenPositions(h, w, *coord.unbind(-1)), in_grid | wrong
+    return TokenPositions(h, w, *coord.unbind(-1)), embedded | wrong

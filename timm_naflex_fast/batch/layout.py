@@ -72,7 +72,7 @@ def plan_of(layout: TokenLayout, x: Tensor, spec: ResizeSpec) -> Plan:
         return Plan({}, spec)
 
     # The one copy from the device in a call: what follows is known on the host.
-    runs = read_grids(layout, x.device, spec.samples())
+    runs = read_grids(layout, x.device, spec.samples() or spec.embeds_padding)
     # Positions are rounded as part of the longest grid's.
     if spec.reference == OLDER_FLAG:
         heights, widths = zip(*runs)
@@ -191,17 +191,23 @@ def coordinates_of(grid_sizes: Any, x: Tensor) -> Tensor:
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3), in merge x merge blocks.
 
-    Tokens after the first frame carry (0, 0).
+    Each frame has the same. Tokens after an image carry (0, 0).
     """
     h, w = sizes[:, -2:, None].unbind(1)  # (B, 1)
-    cell = torch.arange(length, device=sizes.device)[None]  # (1, length)
+    token = torch.arange(length, device=sizes.device)  # (length,)
+    cell = token % (h * w)  # (B, length)
     # Token n lies in block n // merge**2, and blocks stand in row-major order too.
     block = cell // (merge * merge)
     inner = cell % (merge * merge)
     blocks = w // merge
-    y = block // blocks * merge + inner // merge  # (B, length)
+    y = block // blocks * merge + inner // merge
     x = block % blocks * merge + inner % merge
-    return torch.stack((y, x), -1) * (cell < h * w)[..., None]
+    return torch.stack((y, x), -1) * tokens_of_images(sizes, length)[..., None]
+
+
+def tokens_of_images(sizes: Tensor, length: int) -> Tensor:
+    """Which of so many tokens belong to the images, (B, length), by sizes (B, 2) or (B, 3)."""
+    return torch.arange(length, device=sizes.device) < sizes.prod(1, keepdim=True)
 
 
 @kept_by_arguments

@@ -36,6 +36,7 @@ class ResizeSpec(NamedTuple):
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         reference: whose result it is.
+        embeds_padding: tokens after those of the grid get the cells that they name, too.
         batch_max: for ``OLDER_FLAG``, the largest height and width of the batch.
     """
 
@@ -44,6 +45,7 @@ class ResizeSpec(NamedTuple):
     align_corners: bool = False
     ar_preserving: bool = False
     reference: str = LOOP
+    embeds_padding: bool = False
     batch_max: Size = (0, 0)
 
     # No property: the compiler of torch 2.4 cannot read one of a named tuple.
