@@ -22,12 +22,7 @@ from ..resampling.dense import Embeddings
 from ..resampling.spec import ResizeSpec, Size
 from ..resampling.tables import PositionTable, size_of, whole
 from ..strategies import Strategy
-from ..tracing import refuse_in_cuda_graph, why_unsupported
-
-NEEDS_HOST = (
-    "here grids are read on the host, which no CUDA graph can record; in a graph by coordinates "
-    "nothing is read"
-)
+from ..tracing import why_unsupported
 
 
 def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
@@ -111,7 +106,6 @@ def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
 
     It is in float32 at least.
     """
-    refuse_in_cuda_graph(g.device, NEEDS_HOST)
     dtype = torch.promote_types(torch.float32, g.dtype)
     if not plan.runs:  # no tokens
         return g.new_zeros(shape, dtype=dtype)
