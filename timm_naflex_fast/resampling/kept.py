@@ -161,15 +161,14 @@ def clear_all() -> None:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Compute what is kept in this context: out of the sight of modes and autocast.
+    """Compute what is kept in this context: out of the sight of modes.
 
-    A kept inference tensor could not be used in training later.
+    A kept inference tensor could not be used in training later. Autocast may be on: it rounds
+    nothing that this package computes.
     """
     no_functions = torch._C.DisableTorchFunction()
     no_operators = torch._C._DisableTorchDispatch()
-    on_cpu = torch.autocast("cpu", enabled=False)
-    on_cuda = torch.autocast("cuda", enabled=False)
-    with no_functions, no_operators, torch.inference_mode(False), on_cpu, on_cuda:
+    with no_functions, no_operators, torch.inference_mode(False):
         yield
 
 
