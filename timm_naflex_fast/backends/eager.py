@@ -49,7 +49,7 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
         kept.forget(table)
     if trains or (has_grad and x.requires_grad):
         cells = whole(table)
-        AddedInPlace.apply(x, partial(gradient, cells.shape[-3:], plan), cells)
+        AddedInPlace.apply(x, partial(gradient, cells.shape, plan), cells)
     write(x, table, plan, strategy, is_frozen=not trains)
 
 

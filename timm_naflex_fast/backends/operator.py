@@ -42,7 +42,6 @@ def add(
 ) -> None:
     """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place."""
     cells = whole(table)
-    cells = cells.reshape(cells.shape[-3:])
     if len(table) == 2:  # as one table they are no longer what timm's own calls resize
         strategy = "matmul"
     trains = cells.requires_grad and torch.is_grad_enabled()

@@ -19,7 +19,7 @@ from ..resampling.spec import ResizeSpec
 
 
 def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
+    """Add the table (H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     See ``dispatch.add``. The coordinates are (B, N, 2), or (1, N, 2) for all samples. Tokens may
     come in any order, and any may be missing. Those with a negative or non-finite coordinate get
@@ -30,7 +30,6 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None
     if patch_coord.shape[1] == 0:
         return
     positions, embedded = token_positions(patch_coord.to(x.device), spec)
-    table = table.reshape(table.shape[-3:])
     embeddings = embeddings_at(table, positions, spec).to(x.dtype)
     # -0.0, which added changes no token.
     x.add_(embeddings.masked_fill(~embedded[..., None], -0.0))

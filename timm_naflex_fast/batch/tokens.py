@@ -75,7 +75,6 @@ class AddedInPlace(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
         """``gradient(g)`` gives the gradient of ``table`` in any dtype; autograd casts it."""
         ctx.gradient = gradient
-        ctx.shape = table.shape
         ctx.mark_dirty(x)
         return x
 
@@ -85,4 +84,4 @@ class AddedInPlace(torch.autograd.Function):
         (g,) = grads
         if not ctx.needs_input_grad[2]:
             return g, None, None
-        return g, None, ctx.gradient(g).reshape(ctx.shape)
+        return g, None, ctx.gradient(g)

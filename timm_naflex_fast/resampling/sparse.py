@@ -110,9 +110,9 @@ def resample(
 ) -> Embeddings:
     """The embeddings of each size for tokens of ``dtype``: in float32, or float64 for float64."""
     cells = whole(table)
-    h0, w0, channels = cells.shape[-3:]
+    h0, w0, channels = cells.shape
     dtype = torch.promote_types(dtype, torch.float32)
-    source = cells.reshape(-1, channels).contiguous().to(dtype)  # (H0*W0, C)
+    source = cells.flatten(0, 1).contiguous().to(dtype)  # (H0*W0, C)
     table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
     # Grids of one height share the sum along y.
     for same_height in _by_height(sizes, spec):

@@ -31,9 +31,10 @@ def size_of(table: PositionTable) -> Size:
 
 
 def whole(table: PositionTable) -> Tensor:
-    """The learned table itself; or the sums of lines (H0, W0, C), in float32 at least."""
+    """One table (H0, W0, C): the learned one, or the sums of lines, in float32 at least."""
     if len(table) == 1:
-        return table[0]
+        (learned,) = table
+        return learned.reshape(learned.shape[-3:])
     rows, columns = (lines.reshape(lines.shape[-2:]) for lines in table)
     dtype = torch.promote_types(rows.dtype, torch.float32)
     return rows.to(dtype)[:, None] + columns.to(dtype)
