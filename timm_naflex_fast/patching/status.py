@@ -78,6 +78,8 @@ def in_words(settings: Settings) -> str:
 def status(model: nn.Module | None = None) -> Status:
     """What is replaced by what at present, for every model or for one, and what has run since.
 
+    ``enable()``, its end and ``disable()`` count anew.
+
     Raises:
         ValueError: ``model`` contains nothing that is replaced.
 
