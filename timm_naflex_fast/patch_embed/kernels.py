@@ -72,35 +72,29 @@ def _tf32_allowed() -> bool:
         return True
 
 
-def axis_inverse(n: int, n0: int, spec: ResizeSpec, device: torch.device) -> Tensor:
+def axis_inverse(n: int, n0: int, spec: ResizeSpec) -> Tensor:
     """pinv(A_n)^T (n, n0), float64, of the matrix that resizes a line of n0 to n."""
-    a = axis_matrix(0, (n, n), n0, spec, torch.float64, device)
-    # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
-    # read whether the matrix was singular.
+    a = axis_matrix(0, (n, n), n0, spec, torch.float64)
+    # It has full rank, and a condition that can be squared: the SVD of ``pinv`` costs a compiled
+    # training step a tenth.
     is_wide = n < n0
     gram = a @ a.t() if is_wide else a.t() @ a
-    inverse, _ = torch.linalg.solve_ex(gram, a, left=is_wide)
-    return inverse.contiguous()  # for kron
+    return torch.linalg.solve(gram, a, left=is_wide).contiguous()  # for kron
 
 
-def make_factors(
+@kept_by_arguments
+def factors(
     resize: KernelResize, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """pinv(A_h)^T (h, H0), and pinv(A_w) (x) I (W0 * channels, w * channels).
 
     The second handles the channels that lie at every pixel without a transposed copy of the kernel.
     """
-    made_on = torch.device("cpu")
-    if torch.compiler.is_dynamo_compiling() and has_float64(device):  # it computes them every time
-        made_on = device
     (h0, w0), (h, w), spec, channels = resize
-    rows = axis_inverse(h, h0, spec, made_on)
-    columns = axis_inverse(w, w0, spec, made_on)
-    columns = torch.kron(columns, torch.eye(channels, device=made_on)).t()
+    rows = axis_inverse(h, h0, spec)
+    columns = axis_inverse(w, w0, spec)
+    columns = torch.kron(columns, torch.eye(channels, device="cpu")).t()
     return rows.to(dtype).to(device), columns.to(dtype).contiguous().to(device)
-
-
-kept_factors = kept_by_arguments(make_factors)
 
 
 def _resample(x: Tensor, resize: KernelResize) -> Tensor:
@@ -108,13 +102,8 @@ def _resample(x: Tensor, resize: KernelResize) -> Tensor:
     refuse_in_cuda_graph(x.device, FROM_HOST)
     h0, w0 = resize.old
     dtype = product_dtype(x)
-    if torch.compiler.is_dynamo_compiling():
-        # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
-        # dynamic sizes, and break torch 2.4 on a second call in one graph.)
-        rows, columns = make_factors(resize, dtype, x.device)
-    else:
-        # Constants of an exported graph: few of its runtimes can solve linear equations.
-        rows, columns = kept_factors(resize, dtype, x.device)
+    # Constants of an exported graph: few of its runtimes can invert a matrix.
+    rows, columns = factors(resize, dtype, x.device)
     kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
     return unrounded_product(unrounded_product(rows, kernels), columns).to(x.dtype)
 

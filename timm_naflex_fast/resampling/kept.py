@@ -72,11 +72,15 @@ if hasattr(os, "register_at_fork"):  # a child gets no lock that a thread of its
 def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
     """A decorator: keep a function's results, tensors or tuples of tensors, by its arguments.
 
-    Do not write to them.
+    Do not write to them. TorchDynamo cannot look into what is kept: its graphs compute them in
+    every call. (Constants by ``assume_constant_result`` exclude dynamic sizes, and break torch 2.4
+    on a second call in one graph.)
     """
 
     @wraps(function)
     def call(*args: Hashable) -> Result:
+        if torch.compiler.is_dynamo_compiling():
+            return function(*args)
         key = (function, *args)
         result: Result | None = use(key)
         if result is None:

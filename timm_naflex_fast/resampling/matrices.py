@@ -52,17 +52,17 @@ def axis_matrix(
     n0: int,
     spec: ResizeSpec,
     dtype: torch.dtype = torch.float32,
-    device: Any = "cpu",
 ) -> Tensor:
-    """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells there."""
+    """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells there, on a
+    CPU."""
     keep = grid[axis]
     length = spec.resized_size(*grid)[axis]
     if spec.samples():
         positions, lengths = _sampled(keep, length, spec.batch_max[axis])
-        return axis_weights(positions, lengths, n0, spec)[0].to(device, dtype)
+        return axis_weights(positions, lengths, n0, spec)[0].to(dtype)
     # PyTorch cannot resize half precision everywhere.
     exact = torch.promote_types(dtype, torch.float32)
-    identity = torch.eye(n0, dtype=exact, device=device)
+    identity = torch.eye(n0, dtype=exact, device="cpu")
     return _resize_axis(identity, keep, length, spec).to(dtype).contiguous()
 
 
