@@ -44,14 +44,14 @@ NAMESAKE = type("RotaryEmbeddingCat", (timms.RotaryEmbeddingCat,), {})  # but no
 
 def test_what_we_do_not_know_is_named():
     made = timms.RotaryEmbeddingCat
-    patched = made(16, in_pixels=False)
-    patched.get_embed = lambda *args: None
+    centered = made(16, in_pixels=False)
+    centered.grid_type = "centered"
     for rope, reason in (
-        (patched, "a method of their own"),
+        (centered, "grid_type='centered'"),
         (OtherRope(16, in_pixels=False), "type OtherRope"),
         (NAMESAKE(16, in_pixels=False), "type RotaryEmbeddingCat"),
-        (made(16), "'pixel' grid"),
-        (made(16, in_pixels=False, feat_shape=(3, 4)), "for one grid alone"),
+        (made(16), "in_pixels=True"),
+        (made(16, in_pixels=False, feat_shape=(3, 4)), "feat_shape=(3, 4)"),
     ):
         assert reason in read_rope(rope)
 

@@ -33,8 +33,7 @@ def batched_rope(
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary
-        embeddings (B, heads, N, 2D), one per block, each made when it is asked for; under
-        ``torch.compile`` a list of them.
+        embeddings (B, heads, N, 2D), one per block, each made when it is asked for.
 
     Raises:
         InvalidCoordinateError: see ``read_grids``. Not checked with ``traceable``, nor on a GPU:
@@ -76,10 +75,7 @@ def batched_rope(
 
     if not rope.mixed:
         return embeddings(0)
-    blocks = range(rope.frequencies.shape[1])
-    if torch.compiler.is_dynamo_compiling():  # it reads no generator of an older torch
-        return [embeddings(block) for block in blocks]
-    return (embeddings(block) for block in blocks)
+    return map(embeddings, range(rope.frequencies.shape[1]))
 
 
 def sin_cos(angles: Tensor, rotate_half: bool) -> Tensor:

@@ -21,6 +21,14 @@ FREQUENCIES = {  # where each type keeps them
     "RotaryEmbeddingMRope": "inv_freq",
     "RotaryEmbeddingMixed": "freqs",
 }
+# The settings with which NaFlexVit makes them, of those that change what is computed here. A type
+# that lacks one, as all do in some release, computes as with this value.
+MADE_WITH = {
+    "in_pixels": False,
+    "grid_type": "index",
+    "normalize_coords": "separate",
+    "feat_shape": None,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Rope:
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise
             the cell's index.
         offset: added to index or centre.
-        ref_feat_shape: (h, w) that every grid is stretched to.
+        ref_feat_shape: (h, w) that every grid is stretched to; of index positions alone.
     """
 
     frequencies: Tensor
@@ -59,66 +67,52 @@ class Rope:
         """
         position = cells.to(torch.float32)
         if self.centered:
-            position = (position + (0.5 + self.offset)) / size
-        else:
-            position = position + self.offset
-        if self.ref_feat_shape is not None:
-            # Numbers of the host one by one: to copy a tensor of them to a GPU would wait.
-            y, x = (position / size).unbind(-1)
-            ref_h, ref_w = self.ref_feat_shape
-            position = torch.stack([y * ref_h, x * ref_w], -1)
-        if self.centered:
-            position = 2.0 * position - 1.0
-        return position
+            return 2.0 * ((position + (0.5 + self.offset)) / size) - 1.0
+        position = position + self.offset
+        if self.ref_feat_shape is None:
+            return position
+        # Numbers of the host one by one: to copy a tensor of them to a GPU would wait.
+        y, x = (position / size).unbind(-1)
+        ref_h, ref_w = self.ref_feat_shape
+        return torch.stack([y * ref_h, x * ref_w], -1)
 
 
 def read_rope(module: Any) -> Rope | str:
     """The settings of ``module``, the ``rope`` of a NaFlexVit.
 
-    Or in words why timm's own code must run. A type that lacks a setting, as all do in some
-    release, has what is the default here.
+    Or in words why timm's own code must run.
     """
     kind = type(module).__name__
     if kind not in FREQUENCIES or type(module).__module__ != "timm.layers.pos_embed_sincos":
         return f"rotary embeddings of the type {kind}"
-    is_dinov3 = kind == "RotaryEmbeddingDinoV3"
     settings = vars(module)
-    if "get_embed" in settings or "get_batch_embeds" in settings:
-        return "rotary embeddings with a method of their own"
-    frequencies = getattr(module, FREQUENCIES[kind])
-    grid_type = "index"
-    if is_dinov3:
-        grid_type = "centered"
-    elif settings.get("in_pixels"):  # older timm's word
-        grid_type = "pixel"
-    grid_type = settings.get("grid_type", grid_type)
-    if frequencies is None or settings.get("_use_cached_embed"):
-        return "rotary embeddings kept for one grid alone"
-    if grid_type not in ("index", "centered"):
-        return f"rotary embeddings on a {grid_type!r} grid"
+    for name, value in MADE_WITH.items():
+        found = settings.get(name, value)
+        if found != value:
+            return f"rotary embeddings with {name}={found!r}"
     if module.training and settings.get("aug_active"):
         return "rotary embeddings at random coordinates"
-    if settings.get("normalize_coords", "separate") != "separate":
-        return "rotary embeddings whose axes are divided by one length"
     # Older timm stretches the largest grid of a batch to it, and the others along with that one.
     if settings.get("ref_feat_shape") is not None and "grid_type" not in settings:
         return "rotary embeddings with a ref_feat_shape"
     # Older timm computes DINOv3's angles in the model's dtype, and in one order of the axes.
+    is_dinov3 = kind == "RotaryEmbeddingDinoV3"
     if is_dinov3 and not hasattr(module, "get_batch_embeds"):
         return "DINOv3's rotary embeddings"
     return Rope(
-        _by_position(frequencies, module),
+        _by_position(module),
         mixed=kind == "RotaryEmbeddingMixed",
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
-        centered=grid_type == "centered",
+        centered=is_dinov3,
         offset=settings.get("grid_offset", 0.0),
         ref_feat_shape=settings.get("ref_feat_shape"),
     )
 
 
-def _by_position(frequencies: Tensor, module: Any) -> Tensor:
+def _by_position(module: Any) -> Tensor:
     """The frequencies as :class:`Rope` takes them, in float32 at least."""
     kind = type(module).__name__
+    frequencies = getattr(module, FREQUENCIES[kind])
     f = frequencies.to(torch.promote_types(frequencies.dtype, torch.float32))
     if kind == "RotaryEmbeddingDinoV3":  # periods are the lengths of a full turn
         f = 2 * math.pi / f
