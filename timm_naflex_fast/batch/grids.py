@@ -95,14 +95,24 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
     # Cut, so that the cells can be counted.
-    sizes = axes.max(2).clip(-1, MAX_COORDINATE) + 1  # (2, B)
-    heights, widths = sizes
-    cells = heights * widths  # (B,)
+    heights, widths = axes.max(2).clip(-1, MAX_COORDINATE) + 1  # (B,) each
+    cells = heights * widths
     order = np.arange(length)
     in_grid = order < cells[:, None]  # (B, N)
     embedded = in_grid | embeds_padding
-    if axes.min() < 0 or cells.max() > most_cells(length):
-        _check_cells(axes, sizes, embedded)
+
+    # The tokens that are embedded must name cells, and no grid may have none, or too many.
+    most = most_cells(length)
+    names_none = (axes < 0).any(0) & embedded  # (B, N)
+    wrong = names_none.any(1) | (cells < 1) | (cells > most)
+    if wrong.any():
+        sample = wrong.argmax()
+        raise InvalidCoordinateError(
+            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, with "
+            f"grid_sample one that is no whole number, or a grid of more than 64 x {length} + 4096 "
+            f"= {most} cells: {heights[sample]} x {widths[sample]}; coordinates count from 0, and "
+            "padding tokens carry (0, 0)"
+        )
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
     # and counts where it is embedded.
@@ -127,23 +137,3 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
             taken = taken[:count]
         of_size.append(Run(samples, slice(0, count), taken))
     return runs
-
-
-def _check_cells(axes: Any, sizes: Any, embedded: Any) -> None:
-    """The tokens that are embedded must name cells, and no grid may have too many.
-
-    ``axes`` (2, B, N): all y, then all x; ``sizes`` (2, B): all h, then all w; ``embedded`` (B, N).
-    """
-    negative = (axes < 0).any(0)  # (B, N)
-    _, length = embedded.shape
-    most = most_cells(length)
-    # The first token belongs to every grid, also to one that would have no cells.
-    wrong = negative[:, 0] | (negative & embedded).any(1) | (sizes.prod(0) > most)
-    if wrong.any():
-        sample = wrong.argmax()
-        h, w = sizes[:, sample]
-        raise InvalidCoordinateError(
-            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, with "
-            f"grid_sample one that is no whole number, or a grid of more than 64 x {length} + 4096 "
-            f"= {most} cells: {h} x {w}; coordinates count from 0, and padding tokens carry (0, 0)"
-        )

@@ -217,6 +217,5 @@ def _block_order(h: int, w: int, merge: int, device: torch.device) -> Tensor:
     >>> _block_order(2, 4, 2, torch.device("cpu"))
     tensor([0, 1, 4, 5, 2, 3, 6, 7])
     """
-    size = torch.tensor([(h, w)], device="cpu")
-    y, x = row_major(size, h * w, merge)[0].unbind(1)
-    return (y * w + x).to(device)
+    cells = torch.arange(h * w, device=device)
+    return cells.view(h // merge, merge, w // merge, merge).transpose(1, 2).flatten()
