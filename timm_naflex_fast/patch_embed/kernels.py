@@ -20,8 +20,6 @@ exception: ``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h,
 that resizes nothing, and this module the right one.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -37,18 +35,6 @@ FROM_HOST = (
     "patch kernels are resized by matrices that come from the host, which no CUDA graph can record; "
     "resize them before the capture"
 )
-
-
-class KernelResize(NamedTuple):
-    """From kernels of ``old`` (H0, W0) pixels to kernels of ``new`` (h, w) pixels.
-
-    ``channels``: how many values lie side by side at every pixel.
-    """
-
-    old: Size
-    new: Size
-    spec: ResizeSpec
-    channels: int
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -84,34 +70,33 @@ def axis_inverse(n: int, n0: int, spec: ResizeSpec) -> Tensor:
 
 @kept_by_arguments
 def factors(
-    resize: KernelResize, dtype: torch.dtype, device: torch.device
+    old: Size, new: Size, channels: int, spec: ResizeSpec, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """pinv(A_h)^T (h, H0), and pinv(A_w) (x) I (W0 * channels, w * channels).
 
     The second handles the channels that lie at every pixel without a transposed copy of the kernel.
     """
-    (h0, w0), (h, w), spec, channels = resize
-    rows = axis_inverse(h, h0, spec)
-    columns = axis_inverse(w, w0, spec)
+    rows, columns = (axis_inverse(n, n0, spec) for n, n0 in zip(new, old))
     columns = torch.kron(columns, torch.eye(channels, device="cpu")).t()
     return rows.to(dtype).to(device), columns.to(dtype).contiguous().to(device)
 
 
-def _resample(x: Tensor, resize: KernelResize) -> Tensor:
-    """Resample ``x``, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
-    refuse_in_cuda_graph(x.device, FROM_HOST)
-    h0, w0 = resize.old
-    dtype = product_dtype(x)
+def _resample(kernels: Tensor, new: Size, spec: ResizeSpec) -> Tensor:
+    """Resample kernels (K, H0, W0, channels) to (K, h, w, channels)."""
+    refuse_in_cuda_graph(kernels.device, FROM_HOST)
+    _, h0, w0, channels = kernels.shape
+    dtype = product_dtype(kernels)
     # Constants of an exported graph: few of its runtimes can invert a matrix.
-    rows, columns = factors(resize, dtype, x.device)
-    kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
-    return unrounded_product(unrounded_product(rows, kernels), columns).to(x.dtype)
+    rows, columns = factors((h0, w0), new, channels, spec, dtype, kernels.device)
+    resized_rows = unrounded_product(rows, kernels.flatten(2).to(dtype))  # (K, h, W0 * channels)
+    resized = unrounded_product(resized_rows, columns).to(kernels.dtype)
+    return resized.unflatten(2, (-1, channels))
 
 
 @kept_by_arguments
-def _kept_kernel(weight: Frozen, resize: KernelResize) -> Tensor:
+def _kept_kernel(weight: Frozen, new: Size, spec: ResizeSpec) -> Tensor:
     (kernels,) = weight.tensors
-    return _resample(kernels, resize)
+    return _resample(kernels, new, spec)
 
 
 def resample_patch_kernel(
@@ -155,20 +140,17 @@ def resample_kernel(
 
     # The kernels of a linear layer have their channels side by side at each pixel. To bring them
     # into another order, and back, would cost two copies.
-    by_pixel = weight.permute(0, 2, 3, 1)
-    is_by_pixel = by_pixel.is_contiguous()
-    channels = 1
-    if is_by_pixel:
-        weight = by_pixel
-        channels = inputs
-    resize = KernelResize((h0, w0), new, ResizeSpec(mode, antialias), channels)
+    kernels = weight.permute(0, 2, 3, 1)
+    is_by_pixel = kernels.is_contiguous()
+    if not is_by_pixel:
+        kernels = weight.reshape(-1, h0, w0, 1)
+    spec = ResizeSpec(mode, antialias)
 
     trains = torch.is_grad_enabled() and weight.requires_grad
-    may_keep = may_keep and not trains and weight.is_cpu
     known = None
-    if may_keep and context_of(weight) is None:
-        known = frozen((weight,))
-    kernel = _resample(weight, resize) if known is None else _kept_kernel(known, resize)
+    if may_keep and not trains and weight.is_cpu and context_of(weight) is None:
+        known = frozen((kernels,))
+    resized = _resample(kernels, new, spec) if known is None else _kept_kernel(known, new, spec)
     if is_by_pixel:
-        return kernel.view(outputs, *new, inputs).permute(0, 3, 1, 2)
-    return kernel.view(outputs, inputs, *new)
+        return resized.permute(0, 3, 1, 2)
+    return resized.view(outputs, inputs, *new)
