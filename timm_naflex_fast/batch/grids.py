@@ -50,11 +50,9 @@ def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool =
             more than 64 N + 4,096 cells.
     """
     on_host = patch_coord.cpu()
-    whole = on_host
-    if on_host.dtype is not torch.int64:
-        whole = whole_numbers(on_host)
-        if embeds_padding and on_host.is_floating_point():  # timm's flag samples between cells, too
-            whole[whole != on_host] = -1
+    whole = whole_numbers(on_host)
+    if embeds_padding and on_host.is_floating_point():  # timm's flag samples between cells, too
+        whole[whole != on_host] = -1
     coord: Any = whole.contiguous().numpy()
     return _runs_of_one_grid(coord, embeds_padding) or _runs(coord, device, embeds_padding)
 
@@ -62,16 +60,12 @@ def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool =
 def _runs_of_one_grid(coord: Any, embeds_padding: bool) -> Runs | None:
     """The runs of images of one size in row-major order, which are most cheaply told; None of others."""
     batch, length, _ = coord.shape
-    (not_zero,) = coord[0].ravel().nonzero()
-    count = not_zero[-1] // 2 + 1 if len(not_zero) else 1  # the rest of the first image is padding
-    y, x = coord[0, count - 1].tolist()
-    h = y + 1
-    w = x + 1
-    if h < 1 or h * w != count or (coord[:, :count] != _row_major(h, w)).any():
+    y, x = coord[0].T  # (N,) each
+    h = int(y.max()) + 1
+    w = int(x.max()) + 1
+    if min(h, w) < 1 or h * w > length or (coord != _row_major(h, w, length)).any():
         return None
-    if coord[:, count:].any():
-        return None
-    return {(h, w): _runs_in_order(slice(0, batch), length, int(count), embeds_padding)}
+    return {(h, w): _runs_in_order(slice(0, batch), length, h * w, embeds_padding)}
 
 
 def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool) -> list[Run]:
@@ -84,9 +78,10 @@ def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool
 
 
 @lru_cache(maxsize=64)
-def _row_major(h: int, w: int) -> Any:
-    """The coordinates (h*w, 2) of a grid in row-major order."""
-    return np.indices((h, w)).reshape(2, -1).T.copy()
+def _row_major(h: int, w: int, length: int) -> Any:
+    """The coordinates (length, 2) of a grid in row-major order, and of padding after it."""
+    cells = np.indices((h, w)).reshape(2, -1).T
+    return np.pad(cells, ((0, length - h * w), (0, 0))).copy()
 
 
 def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
