@@ -288,7 +288,7 @@ def resize_matrix(
     else:
         check_valid("mode", mode, INTERPOLATIONS)
     spec = ResizeSpec(mode, antialias, align_corners)
-    return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
+    return axis_matrix(n, n0, spec, dtype).to(device)
 
 
 def _check_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> None:

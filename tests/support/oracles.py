@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter
 from timm_naflex_fast import tracing
 from timm_naflex_fast.patching import counts
 from timm_naflex_fast.resampling import kept
-from timm_naflex_fast.resampling.matrices import axis_matrix
+from timm_naflex_fast.resampling.matrices import grid_taps
 from timm_naflex_fast.resampling.spec import LOOP, factorized_spec, learned_spec
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
@@ -193,9 +193,8 @@ def stock(case, embeds, x, coord):
 
 def reference(table, size, spec):
     """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
-    h0, w0, _ = table.shape
-    rows = axis_matrix(0, size, h0, spec, table.dtype)
-    columns = axis_matrix(1, size, w0, spec, table.dtype)
+    y, x = grid_taps(size, table.shape[:2], spec, table.dtype)
+    rows, columns = (taps.dense().to(table.dtype) for taps in (y, x))
     return torch.einsum("yh,xw,hwc->yxc", rows, columns, table)
 
 

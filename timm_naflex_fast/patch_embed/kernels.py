@@ -60,7 +60,7 @@ def _tf32_allowed() -> bool:
 
 def axis_inverse(n: int, n0: int, spec: ResizeSpec) -> Tensor:
     """pinv(A_n)^T (n, n0), float64, of the matrix that resizes a line of n0 to n."""
-    a = axis_matrix(0, (n, n), n0, spec, torch.float64)
+    a = axis_matrix(n, n0, spec, torch.float64)
     # It has full rank, and a condition that can be squared: the SVD of ``pinv`` costs a compiled
     # training step a tenth.
     is_wide = n < n0

@@ -6,10 +6,11 @@ to derive it (second derivatives, ``is_grads_batched``). Neither autocast nor TF
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor
 
 from . import kept
-from .matrices import axis_matrix
+from .matrices import grid_taps
 from .spec import ResizeSpec, Size
 
 Embeddings = Iterator[tuple[Size, Tensor]]
@@ -21,13 +22,14 @@ def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embedd
     import einx  # here, because it takes seconds
 
     h0, w0, _ = table.shape
+    table_size = h0, w0
     for size in sizes:
         of_size = spec
-        if size == spec.own_size((h0, w0)):
+        if size == spec.own_size(table_size):
             of_size = spec._replace(ar_preserving=False)  # then both matrices are identities
         with kept.unseen():
-            on_host = axis_matrix(0, size, h0, of_size), axis_matrix(1, size, w0, of_size)
             rows, columns = (
-                a.double().to(table.device, non_blocking=True) for a in on_host
+                taps.dense().to(table.device, non_blocking=True)
+                for taps in grid_taps(size, table_size, of_size, torch.float32)
             )  # (h, H0), (w, W0)
         yield size, einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", rows, table, columns)

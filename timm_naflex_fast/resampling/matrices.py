@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .closed_form import axis_weights, tap_weights
+from .closed_form import tap_weights
 from .kept import kept_by_arguments
 from .spec import ResizeSpec, Size
 
@@ -46,24 +46,12 @@ def interpolate(table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec) -> Te
     return resized.movedim(1, -1)
 
 
-def axis_matrix(
-    axis: int,
-    grid: Size,
-    n0: int,
-    spec: ResizeSpec,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells there, on a
-    CPU."""
-    keep = grid[axis]
-    length = spec.resized_size(*grid)[axis]
-    if spec.samples():
-        positions, lengths = _sampled(keep, length, spec.batch_max[axis])
-        return axis_weights(positions, lengths, n0, spec)[0].to(dtype)
+def axis_matrix(n: int, n0: int, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
+    """``A_n`` (n, N0) by ``F.interpolate``, on a CPU."""
     # PyTorch cannot resize half precision everywhere.
     exact = torch.promote_types(dtype, torch.float32)
     identity = torch.eye(n0, dtype=exact, device="cpu")
-    return _resize_axis(identity, keep, length, spec).to(dtype).contiguous()
+    return _resize_axis(identity, n, spec).to(dtype).contiguous()
 
 
 class Taps(NamedTuple):
@@ -76,6 +64,25 @@ class Taps(NamedTuple):
     columns: Any
     weights: Any
     shape: Size  # of the matrix
+
+    def dense(self) -> Tensor:
+        """The matrix, float64."""
+        matrix = np.zeros(self.shape)
+        np.add.at(matrix, (self.rows, self.columns), self.weights)
+        return torch.from_numpy(matrix)
+
+
+def grid_taps(
+    grid: Size, table_size: Size, spec: ResizeSpec, dtype: torch.dtype, *, transpose: bool = False
+) -> tuple[Taps, Taps]:
+    """The taps of ``A_h`` (h, H0) and ``A_w`` (w, W0), or of their transposes."""
+    h, w = grid
+    h0, w0 = table_size
+    height, width = spec.resized_size(h, w)
+    longest_h, longest_w = spec.batch_max
+    y = axis_taps(h, height, h0, spec, longest_h, dtype, transpose)
+    x = axis_taps(w, width, w0, spec, longest_w, dtype, transpose)
+    return y, x
 
 
 @kept_by_arguments
@@ -95,7 +102,9 @@ def axis_taps(
     infinite, or NaN. So a NaN of a table spreads by these taps as by PyTorch's own resize.
     """
     if spec.samples():
-        positions, lengths = _sampled(keep, n, batch_max)
+        positions = torch.arange(keep, dtype=torch.float32, device="cpu")
+        # Beside the axis the longest of the batch, which older timm's positions depend on.
+        lengths = torch.tensor([[n], [batch_max]], dtype=torch.float32, device="cpu")
         cells, of_cells = tap_weights(positions, lengths, n0, spec)  # (2, keep, taps) each
         columns = cells[0].flatten().numpy()  # at the border the same cell twice
         weights = of_cells[0].flatten().to(dtype).numpy()
@@ -104,7 +113,7 @@ def axis_taps(
         # Unit vectors, and beside them the same with an infinity in place of each 1: (n0, 2*n0).
         signals = torch.eye(n0, 2 * n0, dtype=dtype, device="cpu")
         signals[:, n0:].fill_diagonal_(torch.inf)
-        resized = _resize_axis(signals, keep, n, spec).numpy()  # (keep, 2*n0)
+        resized = _resize_axis(signals, n, spec)[:keep].numpy()  # (keep, 2*n0)
         rows, columns = (~np.isfinite(resized[:, n0:])).nonzero()
         weights = resized[rows, columns]
     if transpose:
@@ -112,23 +121,11 @@ def axis_taps(
     return Taps(rows, columns, weights, (keep, n0))
 
 
-def _sampled(keep: int, n: int, batch_max: int) -> tuple[Tensor, Tensor]:
-    """For ``closed_form``: the positions (keep,) of an axis of n cells, sampled by timm's flag.
-
-    And two lengths (2, 1), that of the axis and the longest of the batch.
-    """
-    positions = torch.arange(keep, dtype=torch.float32, device="cpu")
-    lengths = torch.tensor([[n], [batch_max]], dtype=torch.float32, device="cpu")
-    return positions, lengths
-
-
-def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec) -> Tensor:
-    """Signals (n0, K), resized to n cells, of which the first ``keep`` are kept: (keep, K)."""
+def _resize_axis(signals: Tensor, n: int, spec: ResizeSpec) -> Tensor:
+    """Signals (n0, K), resized to n cells: (n, K)."""
     if spec.interpolation == "linear":
-        resized = interpolate(signals, (n,), spec)[0]
-    else:
-        # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1
-        # column and antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
-        columns = signals[:, None].expand(-1, 2, -1)  # (n0, 2, K)
-        resized = interpolate(columns, (n, 2), spec)[0, :, 0]
-    return resized[:keep]
+        return interpolate(signals, (n,), spec)[0]
+    # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1
+    # column and antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
+    columns = signals[:, None].expand(-1, 2, -1)  # (n0, 2, K)
+    return interpolate(columns, (n, 2), spec)[0, :, 0]

@@ -35,7 +35,7 @@ from torch import Tensor
 from .block_sum import BlockSum
 from .dense import Embeddings
 from .kept import kept_by_arguments
-from .matrices import Taps, axis_taps
+from .matrices import Taps, grid_taps
 from .spec import ResizeSpec, Size
 from .tables import PositionTable, whole
 
@@ -73,12 +73,9 @@ def resize_steps(
     or none, a copy. With ``transpose`` those of the transposed map."""
     if size == spec.own_size(table_size):
         return ()
-    h, w = size
-    h0, w0 = table_size
-    height, width = spec.resized_size(h, w)
-    longest_h, longest_w = spec.batch_max
-    y = axis_taps(h, height, h0, spec, longest_h, dtype, transpose)
-    x = axis_taps(w, width, w0, spec, longest_w, dtype, transpose)
+    h, _ = size
+    _, w0 = table_size
+    y, x = grid_taps(size, table_size, spec, dtype, transpose=transpose)
     if both_axes_together(len(y.rows), len(x.rows), size, w0):
         return (_kron(y, x, device, without_empty_rows=transpose),)
     # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell.
