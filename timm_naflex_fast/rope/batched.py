@@ -42,17 +42,15 @@ def batched_rope(
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
     coord = whole_numbers(patch_coord)
-    # On a GPU sines are free, and host reads are not.
-    reads = not traceable and coord.is_cpu and coord.numel() > 0
-    if reads:
-        read_grids(coord, coord.device)  # it refuses coordinates that are no cells
     size = grid_sizes_from_coord(coord)[:, None]  # (B, 1, 2)
     is_padding = torch.arange(coord.shape[1], device=coord.device) >= size.prod(2)  # (B, N)
     positions = rope.positions(coord, size)  # (B, N, 2)
 
     line = None
     has_padding = True
-    if reads:
+    # On a GPU sines are free, and host reads are not.
+    if not traceable and coord.is_cpu and coord.numel() > 0:
+        read_grids(coord, coord.device)  # it refuses coordinates that are no cells
         line = line_of_token(rope, coord, size, is_padding)
         has_padding = bool(is_padding.any())
     if line is not None:
@@ -64,8 +62,7 @@ def batched_rope(
     def embeddings(block: int) -> Tensor:
         values = sin_cos(rope.angles(positions, block), rope.rotate_half)  # (..., heads, 2D)
         if line is not None:
-            # Padding's line is zeros. Not in place: a selective checkpoint may hold the values.
-            values = torch.cat((torch.zeros_like(values[:1]), values[1:]))
+            values[0] = 0  # padding's line
             # With a gradient the cast comes last: so a cell's gradients are added in float32.
             lines = values if values.requires_grad else values.to(dtype)
             values = F.embedding(line, lines.flatten(1)).unflatten(2, lines.shape[1:])
