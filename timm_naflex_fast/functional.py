@@ -283,11 +283,8 @@ def resize_matrix(
             [0.0000, 0.0000, 0.5000, 0.5000]])
     """
     n, n0 = check_size((n, n0))
-    if mode == "linear":
-        antialias = False
-    else:
-        check_valid("mode", mode, INTERPOLATIONS)
-    spec = ResizeSpec(mode, antialias, align_corners)
+    check_valid("mode", mode, (*INTERPOLATIONS, "linear"))
+    spec = ResizeSpec(mode, antialias and mode != "linear", align_corners)
     return axis_matrix(n, n0, spec, dtype).to(device)
 
 
@@ -299,8 +296,7 @@ def _check_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> 
         raise ValueError(f"{name} must be on the device of x, {x.device}; got {table.device}")
     # timm's parameters have a leading 1, other libraries' have none.
     ndim = len(shape.split())
-    has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
-    if table.ndim != ndim and not has_batch_axis:
+    if table.ndim != ndim and table.shape[:-ndim] != (1,):
         got = tuple(table.shape)
         raise ValueError(f"{name} must have shape ({shape}) or (1, {shape}); got {got}")
 

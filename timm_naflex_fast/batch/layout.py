@@ -65,7 +65,7 @@ def plan_of(layout: TokenLayout, x: Tensor, spec: ResizeSpec) -> Plan:
     """
     batch, length, _ = x.shape
     if not isinstance(layout, Tensor):
-        h, w = map(int, layout)
+        h, w = layout
         # Where the tokens are not h*w, PyTorch says so when it adds.
         return Plan({(h, w): [Run(slice(0, batch), slice(0, length), h * w)]}, spec)
     if x.numel() == 0:
