@@ -35,6 +35,7 @@ A frozen table whose grids are new goes the second way without autograd.
 import torch
 from torch import Tensor
 
+from ..batch.grids import tokens_of_images
 from ..batch.layout import (
     Sizes,
     TokenLayout,
@@ -42,7 +43,6 @@ from ..batch.layout import (
     coordinates_in_graph,
     plan_of,
     row_major,
-    tokens_of_images,
 )
 from ..batch.tokens import check_no_shared_elements
 from ..resampling.spec import ResizeSpec

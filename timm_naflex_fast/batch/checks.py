@@ -46,7 +46,7 @@ def check_numbers(tensor: Any, name: str) -> None:
 def check_size(size: Sequence[int]) -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
-        h, w = (operator.index(n) for n in size)
+        h, w = map(operator.index, size)
     except (TypeError, ValueError):
         h = w = 0
     if min(h, w) < 1:

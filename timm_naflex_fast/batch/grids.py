@@ -35,6 +35,11 @@ def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
     return torch.stack((y.amax(1), x.amax(1)), 1) + 1
 
 
+def tokens_of_images(sizes: Tensor, length: int) -> Tensor:
+    """Which of so many tokens belong to the images, (B, length), by sizes (B, 2) or (B, 3)."""
+    return torch.arange(length, device=sizes.device) < sizes.prod(1, keepdim=True)
+
+
 def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool = False) -> Runs:
     """Read the coordinates (B, N, 2), B and N at least 1: this is the device-to-host copy.
 

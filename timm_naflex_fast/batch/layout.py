@@ -10,7 +10,7 @@ from ..resampling.kept import kept_by_arguments
 from ..resampling.spec import OLDER_FLAG, ResizeSpec, Size
 from ..tracing import is_tracing
 from .checks import check_numbers
-from .grids import read_grids
+from .grids import read_grids, tokens_of_images
 from .plan import Plan, Run, Runs
 
 FrameSizes = list[tuple[int, int, int]]
@@ -203,11 +203,6 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     y = block // blocks * merge + inner // merge
     x = block % blocks * merge + inner % merge
     return torch.stack((y, x), -1) * tokens_of_images(sizes, length)[..., None]
-
-
-def tokens_of_images(sizes: Tensor, length: int) -> Tensor:
-    """Which of so many tokens belong to the images, (B, length), by sizes (B, 2) or (B, 3)."""
-    return torch.arange(length, device=sizes.device) < sizes.prod(1, keepdim=True)
 
 
 @kept_by_arguments

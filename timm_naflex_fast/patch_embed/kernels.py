@@ -27,7 +27,7 @@ from ..batch.checks import check_numbers, check_size
 from ..names import check_valid
 from ..resampling.kept import Frozen, frozen, kept_by_arguments
 from ..resampling.matrices import axis_matrix
-from ..resampling.precision import has_float64, is_autocast_on, unrounded_product
+from ..resampling.precision import is_autocast_on, unrounded_dtype, unrounded_product
 from ..resampling.spec import INTERPOLATIONS, ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
@@ -44,9 +44,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
     under autocast, and where TF32 is allowed; if there is float64. This reads PyTorch's global
     settings and never changes them: another thread may use them.
     """
-    is_lowered = is_autocast_on(x.device) or _tf32_allowed()
-    if is_lowered and has_float64(x.device):
-        return torch.float64
+    if is_autocast_on(x.device) or _tf32_allowed():
+        return unrounded_dtype(x)
     return torch.promote_types(x.dtype, torch.float32)
 
 

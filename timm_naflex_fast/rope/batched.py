@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch.grids import grid_sizes_from_coord, read_grids, whole_numbers
+from ..batch.grids import grid_sizes_from_coord, read_grids, tokens_of_images, whole_numbers
 from .modules import Rope
 
 
@@ -42,8 +42,9 @@ def batched_rope(
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
     coord = whole_numbers(patch_coord)
-    size = grid_sizes_from_coord(coord)[:, None]  # (B, 1, 2)
-    is_padding = torch.arange(coord.shape[1], device=coord.device) >= size.prod(2)  # (B, N)
+    sizes = grid_sizes_from_coord(coord)  # (B, 2)
+    is_padding = ~tokens_of_images(sizes, coord.shape[1])  # (B, N)
+    size = sizes[:, None]  # (B, 1, 2)
     positions = rope.positions(coord, size)  # (B, N, 2)
 
     line = None
