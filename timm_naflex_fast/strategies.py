@@ -14,7 +14,7 @@ Tests: tests/contract/test_backends.py.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ from .resampling.spec import FLAG, LOOP, Reference, ResizeSpec, Size
 from .resampling.tables import PositionTable, interpolated
 
 
-@dataclass(eq=False)
-class Strategy:
+class Strategy(NamedTuple):
     """One way to resample position tables. It has no state.
 
     ``resample(table, sizes, spec, dtype)`` gives each size with the embeddings (h*w, C) of its grid,

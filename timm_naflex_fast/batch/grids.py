@@ -1,13 +1,13 @@
 """From patch coordinates to the grid of each sample. Here alone they are copied to the host."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..resampling.kept import kept_by_arguments
 from .checks import MAX_COORDINATE, InvalidCoordinateError, most_cells
 from .plan import Run, Runs
 
@@ -82,7 +82,7 @@ def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool
     return runs
 
 
-@lru_cache(maxsize=64)
+@kept_by_arguments
 def _row_major(h: int, w: int, length: int) -> Any:
     """The coordinates (length, 2) of a grid in row-major order, and of padding after it."""
     cells = np.indices((h, w)).reshape(2, -1).T

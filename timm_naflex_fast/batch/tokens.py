@@ -82,6 +82,7 @@ class AddedInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x``, and that of the table."""
         (g,) = grads
-        if not ctx.needs_input_grad[2]:
-            return g, None, None
-        return g, None, ctx.gradient(g)
+        of_table = None
+        if ctx.needs_input_grad[2]:
+            of_table = ctx.gradient(g)
+        return g, None, of_table

@@ -9,8 +9,7 @@ learn both.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +30,7 @@ MADE_WITH = {
 }
 
 
-@dataclass(frozen=True)
-class Rope:
+class Rope(NamedTuple):
     """One of timm's rotary modules.
 
     Args:
