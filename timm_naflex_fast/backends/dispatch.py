@@ -124,8 +124,10 @@ def resample(
     on_device = sizes.as_tensor(length).to(learned.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     padded = learned.new_zeros(*patch_coord.shape[:2], learned.shape[-1])
-    # The tokens of later frames lie after those of the grid.
-    add(padded, table, patch_coord, spec._replace(embeds_padding=True), strategy, context)
+    # The tokens of later frames lie after those of the grid. The compiler of torch 2.4 cannot read
+    # ``_replace``.
+    with_padding = ResizeSpec(*spec[:-2], embeds_padding=True)
+    add(padded, table, patch_coord, with_padding, strategy, context)
     if sizes.length is not None:
         if sizes.embeds_padding:
             return padded
