@@ -88,9 +88,7 @@ class OnDevice(Tensor):
 @contextmanager
 def _on_the_machine():
     """``kept.unseen``, but in the sight of modes."""
-    on_cpu = torch.autocast("cpu", enabled=False)
-    on_cuda = torch.autocast("cuda", enabled=False)
-    with torch.inference_mode(False), on_cpu, on_cuda:
+    with torch.inference_mode(False):
         yield
 
 

@@ -27,7 +27,7 @@ from ..batch.checks import check_numbers, check_size
 from ..names import check_valid
 from ..resampling.kept import Frozen, frozen, kept_by_arguments
 from ..resampling.matrices import axis_matrix
-from ..resampling.precision import is_autocast_on, unrounded_dtype, unrounded_product
+from ..resampling.precision import has_float64, is_autocast_on, unrounded_dtype, unrounded_product
 from ..resampling.spec import INTERPOLATIONS, ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
 
@@ -57,14 +57,15 @@ def _tf32_allowed() -> bool:
         return True
 
 
-def axis_inverse(n: int, n0: int, spec: ResizeSpec) -> Tensor:
+def axis_inverse(n: int, n0: int, spec: ResizeSpec, device: torch.device) -> Tensor:
     """pinv(A_n)^T (n, n0), float64, of the matrix that resizes a line of n0 to n."""
-    a = axis_matrix(n, n0, spec, torch.float64)
+    a = axis_matrix(n, n0, spec, torch.float64, device)
     # It has full rank, and a condition that can be squared: the SVD of ``pinv`` costs a compiled
-    # training step a tenth.
+    # training step a tenth. ``solve`` would wait for the device, to read whether it was singular.
     is_wide = n < n0
     gram = a @ a.t() if is_wide else a.t() @ a
-    return torch.linalg.solve(gram, a, left=is_wide).contiguous()  # for kron
+    inverse, _ = torch.linalg.solve_ex(gram, a, left=is_wide)
+    return inverse.contiguous()  # for kron
 
 
 @kept_by_arguments
@@ -75,8 +76,10 @@ def factors(
 
     The second handles the channels that lie at every pixel without a transposed copy of the kernel.
     """
-    rows, columns = (axis_inverse(n, n0, spec) for n, n0 in zip(new, old))
-    columns = torch.kron(columns, torch.eye(channels, device="cpu")).t()
+    # In a compiled graph they are computed in every call: then where they are used.
+    made_on = device if has_float64(device) else torch.device("cpu")
+    rows, columns = (axis_inverse(n, n0, spec, made_on) for n, n0 in zip(new, old))
+    columns = torch.kron(columns, torch.eye(channels, device=made_on)).t()
     return rows.to(dtype).to(device), columns.to(dtype).contiguous().to(device)
 
 

@@ -46,11 +46,13 @@ def interpolate(table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec) -> Te
     return resized.movedim(1, -1)
 
 
-def axis_matrix(n: int, n0: int, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
-    """``A_n`` (n, N0) by ``F.interpolate``, on a CPU."""
+def axis_matrix(
+    n: int, n0: int, spec: ResizeSpec, dtype: torch.dtype, device: Any = "cpu"
+) -> Tensor:
+    """``A_n`` (n, N0) by ``F.interpolate``."""
     # PyTorch cannot resize half precision everywhere.
     exact = torch.promote_types(dtype, torch.float32)
-    identity = torch.eye(n0, dtype=exact, device="cpu")
+    identity = torch.eye(n0, dtype=exact, device=device)
     return _resize_axis(identity, n, spec).to(dtype).contiguous()
 
 

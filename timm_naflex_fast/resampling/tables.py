@@ -33,8 +33,7 @@ def size_of(table: PositionTable) -> Size:
 def whole(table: PositionTable) -> Tensor:
     """One table (H0, W0, C): the learned one, or the sums of lines, in float32 at least."""
     if len(table) == 1:
-        (learned,) = table
-        return learned.flatten(0, -3)
+        return table[0].flatten(0, -3)
     rows, columns = (lines.reshape(lines.shape[-2:]) for lines in table)
     dtype = torch.promote_types(rows.dtype, torch.float32)
     return rows.to(dtype)[:, None] + columns.to(dtype)
