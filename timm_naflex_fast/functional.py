@@ -305,5 +305,7 @@ def _check_floats(tensor: Any, name: str) -> None:
     """It must be of one of the dtypes that PyTorch computes in."""
     check_numbers(tensor, name)
     if tensor.dtype not in FLOATS:
-        valid = "float16, bfloat16, float32 or float64"
-        raise ValueError(f"{name} must be floating point, {valid}; got {tensor.dtype}")
+        raise ValueError(
+            f"{name} must be floating point, float16, bfloat16, float32 or float64; "
+            f"got {tensor.dtype}"
+        )

@@ -44,9 +44,11 @@ class Strategy(NamedTuple):
     reference: Reference = LOOP
 
 
-_ALL = (
-    Strategy("matmul", sparse.resample),
-    Strategy("interpolate_cached", interpolated),
-    Strategy("grid_sample", sparse.resample, reference=FLAG),
-)
-STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy("matmul", sparse.resample),
+        Strategy("interpolate_cached", interpolated),
+        Strategy("grid_sample", sparse.resample, reference=FLAG),
+    )
+}

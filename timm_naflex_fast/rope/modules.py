@@ -41,7 +41,7 @@ class Rope(NamedTuple):
             at 2c and 2c + 1.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise
             the cell's index.
-        offset: added to index or centre.
+        offset: added to the index; half a cell, and what the module adds to it, where ``centered``.
         ref_feat_shape: (h, w) that every grid is stretched to; of index positions alone.
     """
 
@@ -63,10 +63,9 @@ class Rope(NamedTuple):
 
         The two broadcast. Operations follow timm's order, so they round alike.
         """
-        position = cells.to(torch.float32)
+        position = cells.to(torch.float32) + self.offset
         if self.centered:
-            return 2.0 * ((position + (0.5 + self.offset)) / size) - 1.0
-        position = position + self.offset
+            return 2.0 * (position / size) - 1.0
         if self.ref_feat_shape is None:
             return position
         # Numbers of the host one by one: to copy a tensor of them to a GPU would wait.
@@ -102,7 +101,7 @@ def read_rope(module: Any) -> Rope | str:
         mixed=kind == "RotaryEmbeddingMixed",
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
         centered=is_dinov3,
-        offset=settings.get("grid_offset", 0.0),
+        offset=settings.get("grid_offset", 0.0) + 0.5 * is_dinov3,
         ref_feat_shape=settings.get("ref_feat_shape"),
     )
 
