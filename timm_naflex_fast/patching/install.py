@@ -8,6 +8,9 @@ Everything is imported before the lock is taken: a thread that imports a library
 call ``enable()``.
 """
 
+# ``help(enable)`` then shows the name ``Mode``, not twice its seven values.
+from __future__ import annotations
+
 import functools
 import importlib
 import itertools
@@ -171,7 +174,7 @@ class Handle:
             take_off_unneeded()
         forget_graphs()
 
-    def __enter__(self) -> "Handle":
+    def __enter__(self) -> Handle:
         if self._choice.ended:
             raise RuntimeError("what this handle stands for has ended; call enable() again")
         return self
