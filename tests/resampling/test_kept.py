@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from importlib.util import module_from_spec, spec_from_file_location
 from threading import Event, Thread
 
@@ -194,6 +195,27 @@ def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
 
     assert nbytes() == full
     assert finished_tables() == 3
+
+
+def test_an_entry_that_another_thread_drops_as_it_is_asked_for_is_made_again(monkeypatch):
+    dropped = []
+
+    class Entries(OrderedDict):
+        """Those of a process whose other thread drops each, just before it is taken."""
+
+        def move_to_end(self, key):
+            super().move_to_end(key)
+            kept._drop(key)
+            dropped.append(key)
+
+    monkeypatch.setattr(kept, "_entries", Entries())
+    monkeypatch.setattr(kept, "_nbytes", 0)
+    made.clear()
+    for times in (1, 2, 3):
+        assert torch.equal(thousand("source", "key"), torch.ones(1000))
+        assert made == ["key"] * times
+        assert len(dropped) == times - 1
+        assert nbytes() == 1000 * 4 + kept.ENTRY_BYTES + kept.TENSOR_BYTES
 
 
 def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
