@@ -170,6 +170,21 @@ def test_a_saved_program_runs_in_a_fresh_process_without_this_package(
     check(module, part, batches, torch.load(tmp_path / "outputs.pt"))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
+def test_a_torchscript_trace_serves_batches_lengths_and_grids_not_seen(mode):
+    model = small_vit(depth=1, pos_embed_use_grid_sample=mode == "grid_sample")
+    module = export.Naflex(model).eval()
+    inputs = vit_batch([(3, 4), (2, 2)])
+    with torch.no_grad(), running(mode, strict=True):
+        traced = torch.jit.trace(module, example_kwarg_inputs=inputs, check_trace=False)
+    batches = unseen_inputs(None)
+    with torch.no_grad():
+        outputs = [traced(**batch) for batch in batches]
+
+    check(module, "model", batches, outputs)
+
+
 def test_autocast_around_an_exported_program_rounds_no_embedding(tmp_path):
     model = small_vit(depth=0, embed_dim=16, pos_embed_grid_size=(37, 37))
     model.embeds.proj = torch.nn.Identity()  # else autocast rounds the tokens
