@@ -32,7 +32,7 @@ def distance_from_big_vision() -> str:
     (ours,) = [row for row in rows if f", {OURS} of" in row["who"]]
     return (
         "\n\nFrom the same pixels, the output is that of big_vision (SigLIP-2's own code) "
-        f"to {ours['stages']['pooled']:.0e} of its largest value "
+        f"to {ours['stages']['pooled']:.1e} of its largest value "
         "([random weights](results/README.md#who-agrees-with-big_vision))."
     )
 
