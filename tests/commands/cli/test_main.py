@@ -22,14 +22,6 @@ def test_the_help_names_every_command_in_three_groups(capsys):
     assert re.findall(r"^    (\S+) ", found, re.M) == [*COMMANDS]
 
 
-def test_the_help_of_a_command_says_what_parentheses_mean_where_there_are_any(capsys):
-    for command in COMMANDS:
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        page = " ".join(capsys.readouterr().out.split())
-        assert ("Defaults stand in parentheses." in page) == ("(" in page)
-
-
 def test_the_packages_names_are_found_when_asked_for():
     names = ["Handle", "Status", "disable", "enable", "functional", "status"]
     assert sorted(timm_naflex_fast.__all__) == names

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(
         metavar="COMMAND",
         required=True,
-        help="one of those below; COMMAND --help lists its options",
+        help="one of those below; COMMAND --help lists its options, defaults in parentheses",
     )
     for name, what in COMMANDS.items():
         module = import_module(f".{name}", __package__)
@@ -75,10 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = commands.add_parser(name, description=what, allow_abbrev=False)
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         module.add_arguments(own)
-        if "(" in own.format_help():
-            own.description = (
-                f"{(own.description or what).rstrip('.')}. Defaults stand in parentheses."
-            )
         own.set_defaults(action=getattr(module, name), parser=own)
     if not argv:
         parser.print_help(sys.stderr)
