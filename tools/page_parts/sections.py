@@ -71,7 +71,8 @@ def first_screen() -> str:
     shown = table(headings, lines, [record], measure_again([record]))
     photos = report["made"]
     origin = (
-        "[Photos](results/drift/photos/report.html), random weights: "
+        "Tokens with their position embeddings: "
+        "[photos](results/drift/photos/report.html), random weights, "
         f"{photos['date']}, commit {photos['commit']}."
     )
     counted = "Graphs: 20 training batches of 4 lengths."
