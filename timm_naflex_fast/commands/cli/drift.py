@@ -18,6 +18,7 @@ from .checks import announce_skipped, check_model_options, load_as_chosen
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options with which a model, its weights, images and what to measure are chosen."""
     parser.epilog = (
+        "Without --checkpoint and --random-weights timm downloads the pretrained weights. "
         "Exit status: 0 if everything was measured; 1 if, with --against, timm and the other library "
         "part; 2 if nothing could be measured."
     )

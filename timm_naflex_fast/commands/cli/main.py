@@ -32,6 +32,14 @@ port:
     compare   tell where a port parts from a recording, and why
     identify  tell how a port resampled its position embeddings
 """
+EXAMPLES = """\
+
+examples:
+    naflex-fast run train.py ARGS
+    naflex-fast export --model NAME --out model.onnx
+    naflex-fast drift --model NAME --images DIR --out REPORT
+    naflex-fast compare recordings/siglip2_naflex_tiny PORT
+"""
 COMMANDS = dict(re.findall(r"^    (\w+) +(.+)$", LIST, re.MULTILINE))
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 
@@ -60,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         "naflex-fast",
         description="Compile and export timm's NaFlexViT with its trained position embeddings; compare ports.",
-        epilog=LIST,
+        epilog=LIST + EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
