@@ -17,8 +17,9 @@ from torch.utils.checkpoint import (
 )
 
 from tests.support.checks import Watch
-from tests.support.oracles import BATCH, far, relative, small_vit, trained
+from tests.support.oracles import BATCH, Case, far, relative, small_vit, trained
 from tests.support.running import running
+from timm_naflex_fast import enable
 from timm_naflex_fast.resampling import kept
 
 aten = torch.ops.aten
@@ -112,6 +113,14 @@ def changed(func, out):
 class OfFunctions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return changed(func, func(*args, **(kwargs or {})))
+
+
+def test_plain_images_with_another_number_of_tokens_than_cells_are_an_error():
+    embeds = Case().embeds()
+    x = torch.zeros(1, 20, 4)
+    message = r"patch_coord .* shape \(1, 20, 2\) for the shape of x; got \(1, 16, 2\)"
+    with Watch(lambda *_: None), enable(model=embeds), pytest.raises(ValueError, match=message):
+        embeds._apply_learned_pos_embed(x, [4, 4])
 
 
 class OfOperators(TorchDispatchMode):

@@ -2,11 +2,12 @@
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timm_naflex_fast.resampling.closed_form import axis_weights
+from timm_naflex_fast.resampling.closed_form import MOST, axis_weights, divide
 from timm_naflex_fast.resampling.matrices import axis_matrix
 from timm_naflex_fast.resampling.spec import ResizeSpec
 
@@ -50,3 +51,22 @@ def test_a_stretched_filter_is_divided_as_pytorch_divides_it():
     want = axis_matrix(4, 11, spec, torch.float32)
     got = axis_weights(torch.arange(4.0), torch.tensor([4.0]), 11, spec)
     torch.testing.assert_close(got, want, atol=5e-8, rtol=0)
+
+
+class RoundsTwice(torch.Tensor):
+    """Numbers that divide as OpenVINO's do."""
+
+    def __rtruediv__(self, a):
+        return a * self.as_subclass(torch.Tensor).reciprocal()
+
+
+@pytest.mark.parametrize("runtime", [torch.Tensor, RoundsTwice])
+def test_quotients_are_rounded_once(runtime):
+    a = torch.arange(MOST + 1.0)
+    divided = 0
+    for n in torch.arange(1.0, MOST // 2 + 1).split(64):
+        n = n[:, None]
+        want = (a.double() / n.double()).float()
+        assert torch.equal(divide(a, n.as_subclass(runtime)), want)
+        divided += want.numel()
+    assert divided == (MOST + 1) * MOST // 2

@@ -17,6 +17,7 @@ from ..batch.layout import check_tokens, plan_of
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable, whole
 from ..strategies import STRATEGIES
+from ..tracing import why_unsupported
 from . import eager
 
 OPTIONS = (
@@ -109,7 +110,8 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors
         # An operator cannot be derived. In eager code, in sight of a mode, it may have to be.
-        gradient_of = gradient if g.requires_grad else learned_grad
+        is_derived = g.requires_grad or why_unsupported(g)
+        gradient_of = gradient if is_derived else learned_grad
         grad_table = gradient_of(g, patch_coord, ctx.rows, ctx.cols, *ctx.options)
     return g, grad_table, None, None, *[None] * len(ctx.options)
 

@@ -43,8 +43,8 @@ def coordinates_in_graph(layout: TokenLayout, x: Tensor) -> Tensor:
     """The coordinates (B, N, 2) of tokens ``x`` (B, N, C), or (1, N, 2) for all samples."""
     if isinstance(layout, Tensor):
         return layout
-    _, w = layout
-    cell = torch.arange(x.shape[1], device=x.device)
+    h, w = layout
+    cell = torch.arange(h * w, device=x.device)
     return torch.stack((cell // w, cell % w), -1)[None]
 
 

@@ -39,8 +39,10 @@ def sum_over_tokens(g: Tensor, runs: Sequence[Run], size: Size, dtype: torch.dty
     h, w = size
     total = BlockSum(h * w, dtype)
     for run in runs:
-        part = g[run.samples, run.tokens]
-        part = part[0] if len(part) == 1 else part.sum(0, dtype=dtype)  # (tokens, C)
+        # One slice after the other: both at once are ``alias`` where they take everything, of which
+        # PyTorch has no batch of gradients.
+        part = g[run.samples].transpose(0, 1)[run.tokens]  # (tokens, samples, C)
+        part = part[:, 0] if part.shape[1] == 1 else part.sum(1, dtype=dtype)  # (tokens, C)
         if isinstance(run.cells, Tensor):
             total.add(part, run.cells)
             continue

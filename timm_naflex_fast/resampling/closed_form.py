@@ -133,31 +133,32 @@ def divide(a: Tensor | int, n: Tensor) -> Tensor:
     """``a / n`` in float32, rounded once.
 
     Also where a runtime computes ``a * (1 / n)``, which rounds twice (OpenVINO): what is missing
-    is added.
+    is added. A right quotient keeps all its digits: the products of its three parts are exact.
 
     Args:
         a: at most ``MOST``. Beyond it the quotient may be rounded twice.
         n: with a fraction, the quotient is what the runtime computes.
     """
     quotient = a / n
-    too_much = multiply_add(quotient, n, -a)
+    below = quotient % 2**-11
+    lowest = quotient % 2**-22
+    missing = a - (quotient - below) * n - (below - lowest) * n - lowest * n
     # Of a quotient by a fraction the products cannot tell what is missing.
-    return quotient - torch.where(n == n.floor(), too_much / n, 0)
+    return quotient + torch.where(n == n.floor(), missing / n, 0)
 
 
 def multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, most: int = MOST) -> Tensor:
     """``a * b + c`` in float32, rounded once, as the fused multiply-add of PyTorch's kernels does.
 
     ``a`` is split in two (Dekker 1971): the products of ``b`` with the upper digits, and their sum
-    with ``c``, are exact. The split divides by a power of two, so that it stays exact wherever a
+    with ``c``, are exact. The split is at a power of two, so that it stays exact wherever a
     compiler fuses operations.
 
     Args:
         b: multiples of 1/2.
-        c: a multiple of 1/2, or about ``-a * b``.
+        c: a multiple of 1/2.
         most: the largest ``abs(a * b)``. Beyond it the sum may be rounded twice.
     """
     unit = 2.0 ** (math.ceil(math.log2(most)) - 22)
-    upper = (a / unit).floor() * unit
-    lower = a - upper
-    return (upper * b + c) + lower * b
+    lower = a % unit
+    return ((a - lower) * b + c) + lower * b
