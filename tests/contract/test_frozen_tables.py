@@ -76,22 +76,16 @@ def test_right_after_every_write(add, name):
                 assert torch.equal(add(tables[0]), want)
 
 
-def test_a_change_and_training_drop_what_was_kept_at_once(add):
-    table = torch.randn(6, 5, 4, requires_grad=True)
-    with torch.no_grad():
-        for _ in range(3):
-            add(table)
-        assert finished_tables() == 5
-        table.mul_(1.5)
+def test_a_change_drops_what_was_kept_at_once(add):
+    table = torch.randn(6, 5, 4)
+    for _ in range(3):
         add(table)
-        assert not finished_tables()
-        add(table)
-        assert finished_tables()
-
-    out = add(table, CASE.x().requires_grad_() * 1)
+    assert finished_tables() == 5
+    table.mul_(1.5)
+    add(table)
     assert not finished_tables()
-    out.sum().backward()
-    assert table.grad.abs().max() > 0
+    add(table)
+    assert finished_tables()
 
 
 def test_kept_in_inference_mode_it_serves_training_of_what_comes_before(add):

@@ -21,7 +21,7 @@ The way of a call in eager code, where the table is frozen and its grids came be
 
 Where the table trains, ``eager.add_plan`` goes on otherwise::
 
-    eager.add_plan -> tokens.AddedInPlace      drops what was kept, tells autograd
+    eager.add_plan -> tokens.AddedInPlace      tells autograd
                    -> strategy.resample        the embeddings of each grid
                    -> sparse.SparseSum         the arithmetic
                    -> tokens.add_to_tokens     adds them to the samples of each grid

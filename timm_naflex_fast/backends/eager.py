@@ -45,8 +45,6 @@ def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) ->
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(part.requires_grad for part in table)
-    if trains:
-        kept.forget(table)
     if trains or (has_grad and x.requires_grad):
         cells = whole(table)
         AddedInPlace.apply(x, partial(gradient, cells.shape, plan), cells)
@@ -98,7 +96,7 @@ def _kept_embeddings(
             for size, of_grid in strategy.resample(table.tensors, missing, plan.spec, dtype):
                 found[size] = of_grid.to(dtype)
                 kept.keep((*options, size), found[size])
-    return iter(found.items())
+    return found.items()
 
 
 def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:

@@ -13,9 +13,6 @@ from .checks import check_numbers
 from .grids import read_grids, tokens_of_images
 from .plan import Plan, Run, Runs
 
-FrameSizes = list[tuple[int, int, int]]
-"""The sizes (t, h, w) of images on the host: t frames of h x w cells."""
-
 TokenLayout = Tensor | Size
 """Where the tokens of a batch lie: their coordinates (y, x), (B, N, 2), integers in any dtype; or of
 plain images, whose tokens are in row-major order, the one grid (h, w)."""
@@ -117,8 +114,8 @@ class Sizes(NamedTuple):
                 end = padding.stop
         return end, Plan(runs, spec)
 
-    def on_host(self) -> FrameSizes:
-        """The sizes, as (t, h, w). A tensor is read from its device.
+    def on_host(self) -> list[tuple[int, int, int]]:
+        """The sizes, as (t, h, w): t frames of h x w cells. A tensor is read from its device.
 
         Raises:
             ValueError: other shapes or dtypes, a size below 1; ``merge`` does not divide a size;

@@ -4,7 +4,7 @@ All else in this package computes this formula faster. The definition itself run
 to derive it (second derivatives, ``is_grads_batched``). Neither autocast nor TF32 touches float64.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from . import kept
 from .matrices import grid_taps
 from .spec import ResizeSpec, Size
 
-Embeddings = Iterator[tuple[Size, Tensor]]
+Embeddings = Iterable[tuple[Size, Tensor]]
 """The size (h, w) of each grid with its embeddings (h*w, C), in any order."""
 
 
@@ -24,12 +24,9 @@ def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embedd
     h0, w0, _ = table.shape
     table_size = h0, w0
     for size in sizes:
-        of_size = spec
-        if size == spec.own_size(table_size):
-            of_size = spec._replace(ar_preserving=False)  # then both matrices are identities
         with kept.unseen():
             rows, columns = (
                 taps.dense().to(table.device, non_blocking=True)
-                for taps in grid_taps(size, table_size, of_size, torch.float32)
+                for taps in grid_taps(size, table_size, spec, torch.float32)
             )  # (h, H0), (w, W0)
         yield size, einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", rows, table, columns)

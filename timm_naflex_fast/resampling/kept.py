@@ -127,7 +127,9 @@ def frozen(sources: Sources) -> Frozen | None:
     """
     # An inference tensor has no version, so any constant will do.
     versions = tuple(0 if source.is_inference() else source._version for source in sources)
-    place = _place(sources)
+    place = tuple(
+        (source.data_ptr(), source.dtype, source.shape, source.stride()) for source in sources
+    )
     known: Frozen | None = use(place)
     sources = tuple(source.detach().resolve_neg() for source in sources)
     # As far as the versions tell, which cost nothing; then bit by bit.
@@ -148,12 +150,6 @@ def frozen(sources: Sources) -> Frozen | None:
         known = Frozen(versions, copies, tensors)
         keep(place, known)
     return known
-
-
-def forget(sources: Sources) -> None:
-    """Drop what is kept of these sources: they are about to change, and training needs memory."""
-    with _lock:
-        _drop(_place(sources))
 
 
 def clear_all() -> None:
@@ -185,13 +181,6 @@ def _bytes(tensor: Tensor) -> Any:
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
     line = tensor.as_strided((last + 1,), (1,))
     return line.view(torch.uint8).numpy()
-
-
-def _place(sources: Sources) -> Key:
-    """Where the sources lie in memory, and how."""
-    return tuple(
-        (source.data_ptr(), source.dtype, source.shape, source.stride()) for source in sources
-    )
 
 
 def _drop(key: Key) -> None:

@@ -81,6 +81,8 @@ def grid_taps(
     h, w = grid
     h0, w0 = table_size
     height, width = spec.resized_size(h, w)
+    if grid == spec.own_size(table_size):  # both are identities
+        height, width = grid
     longest_h, longest_w = spec.batch_max
     y = axis_taps(h, height, h0, spec, longest_h, dtype, transpose)
     x = axis_taps(w, width, w0, spec, longest_w, dtype, transpose)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...batch.layout import FrameSizes, Sizes
-from .conventions import Convention, conventions
+from ...batch.layout import Sizes
+from .conventions import Convention, FrameSizes, conventions
 from .format import Array
 from .rule import Stage
 
