@@ -7,11 +7,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timm_naflex_fast.resampling.closed_form import MOST, axis_weights, divide
+from timm_naflex_fast.resampling.closed_form import axis_weights, divide
 from timm_naflex_fast.resampling.matrices import axis_matrix
 from timm_naflex_fast.resampling.spec import ResizeSpec
 
-sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])
+sizes = st.integers(1, 140) | st.sampled_from([190, 288])
 BOTH = [True, False]
 LINEAR = ResizeSpec("linear", False, False)
 SPECS = [ResizeSpec(*how) for how in itertools.product(["bilinear", "bicubic"], BOTH, BOTH)]
@@ -21,6 +21,8 @@ ROUNDS_ONCE = torch.__version__.startswith(("2.11.", "2.14."))
 
 def allowed(n0, spec):
     """How far a weight may be from PyTorch's."""
+    if spec.interpolation == "bilinear" and spec.antialias:
+        return 2e-7
     # The builds of torch 2.11 and 2.14 round the position in 1-D once instead of twice; those of
     # 2.4 and 2.15 do not.
     if spec is LINEAR and ROUNDS_ONCE:
@@ -30,6 +32,7 @@ def allowed(n0, spec):
 
 @given(sizes, sizes, st.sampled_from(SPECS))
 @example(41, 288, LINEAR)  # where it counts that PyTorch rounds twice
+@example(66, 70, ResizeSpec("bilinear", True, False))  # where PyTorch leaves a cell out
 def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     # Longer, PyTorch resizes the one-channel basis by yet another kernel.
     if spec.interpolation == "bilinear" and not spec.antialias:
@@ -51,6 +54,9 @@ def test_a_stretched_filter_is_divided_as_pytorch_divides_it():
     want = axis_matrix(4, 11, spec, torch.float32)
     got = axis_weights(torch.arange(4.0), torch.tensor([4.0]), 11, spec)
     torch.testing.assert_close(got, want, atol=5e-8, rtol=0)
+
+
+MOST = 2048  # numerators up to this are divided exactly
 
 
 class RoundsTwice(torch.Tensor):

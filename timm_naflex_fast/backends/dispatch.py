@@ -111,7 +111,6 @@ def resample(
     (learned,) = table
     refuse_in_cuda_graph(learned.device, FROM_HOST)
     length = sizes.length
-    counts = []
     if length is None:
         # Pad all images to the longest, and take the tokens that each has.
         if isinstance(sizes.values, Tensor) and is_tracing():

@@ -20,14 +20,12 @@ from ..strategies import STRATEGIES
 from ..tracing import why_unsupported
 from . import eager
 
+# How the table is resampled: the strategy's name, and before it the fields of ``ResizeSpec``, except
+# ``batch_max``, which is read from the batch.
 OPTIONS = (
     "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference, "
     "bool embeds_padding, str strategy"
 )
-"""How the table is resampled: the strategy's name, and before it the fields of ``ResizeSpec``.
-
-Except ``batch_max``, which is read from the batch.
-"""
 
 # The compiler keeps graphs on disk, with the backward pass in them, and finds them by the names of
 # their operators: after an update, that of the release before would go on.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..batch.checks import MAX_COORDINATE, most_cells
-from ..batch.grids import grid_sizes_from_coord, whole_numbers
+from ..batch.grids import grid_sizes_from_coord, tokens_of_images, whole_numbers
 from ..resampling.by_position import TokenPositions, embeddings_at
 from ..resampling.spec import ResizeSpec
 
@@ -27,8 +27,6 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None
     every token is sampled at its coordinate, also at a negative one and between cells; only
     non-finite ones get NaN.
     """
-    if patch_coord.shape[1] == 0:
-        return
     positions, embedded = token_positions(patch_coord.to(x.device), spec)
     embeddings = embeddings_at(table, positions, spec).to(x.dtype)
     # -0.0, which added changes no token.
@@ -44,22 +42,22 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
     else:
         coord = whole_numbers(patch_coord).clamp(-1, MAX_COORDINATE)
-    size = grid_sizes_from_coord(coord)[..., None]  # (B, 2, 1)
-    h, w = size.unbind(1)  # (B, 1)
+    size = grid_sizes_from_coord(coord)  # (B, 2)
     if spec.samples():  # at any coordinate, of padding too
+        h, w = size[..., None].unbind(1)  # (B, 1)
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 
     length = coord.shape[1]
-    cells = h * w
-    embedded = torch.arange(length, device=coord.device) < cells  # (B, N)
+    embedded = tokens_of_images(size, length)  # (B, N)
     if spec.embeds_padding:
         embedded = torch.ones_like(embedded)
+    cells = size.prod(1, keepdim=True)
     no_grid = (cells < 1) | (cells > most_cells(length))  # (B, 1)
     wrong = (embedded & (coord < 0).any(-1)) | no_grid  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~embedded[..., None], 0).to(torch.float32)
     coord = coord.masked_fill(wrong[..., None], torch.nan)
-    h, w = size.clamp(min=1).to(torch.float32).unbind(1)
+    h, w = size.clamp(min=1).to(torch.float32)[..., None].unbind(1)
     return TokenPositions(h, w, *coord.unbind(-1)), embedded | wrong

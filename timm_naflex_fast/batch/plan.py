@@ -24,8 +24,7 @@ class Run(NamedTuple):
     first cell. Or the number of each token's cell (tokens,)."""
 
 
-Runs = dict[Size, list[Run]]
-"""The runs of each distinct grid (h, w), by first appearance."""
+Runs = dict[Size, list[Run]]  # of each distinct grid (h, w), by first appearance
 
 
 class Plan(NamedTuple):

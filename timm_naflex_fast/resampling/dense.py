@@ -13,8 +13,8 @@ from . import kept
 from .matrices import grid_taps
 from .spec import ResizeSpec, Size
 
+# The size (h, w) of each grid with its embeddings (h*w, C), in any order.
 Embeddings = Iterable[tuple[Size, Tensor]]
-"""The size (h, w) of each grid with its embeddings (h*w, C), in any order."""
 
 
 def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:

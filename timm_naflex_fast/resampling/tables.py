@@ -23,11 +23,8 @@ PositionTable = tuple[Tensor, ...]
 
 def size_of(table: PositionTable) -> Size:
     """H0 and W0."""
-    if len(table) == 1:
-        h0, w0, _ = table[0].shape[-3:]
-        return h0, w0
-    rows, columns = table
-    return rows.shape[-2], columns.shape[-2]
+    y_axis = -3 if len(table) == 1 else -2
+    return table[0].shape[y_axis], table[-1].shape[-2]
 
 
 def whole(table: PositionTable) -> Tensor:
