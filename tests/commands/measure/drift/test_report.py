@@ -23,7 +23,7 @@ HEADLINES = [
     (
         [SHRUNK],
         dict(grid_sample=MOVED, matmul=EXACT),
-        "; the same as timm: `matmul`; not the same: `grid_sample` (tokens off by 12.00 %, RMS)",
+        "; equal to timm but for rounding: `matmul`; not equal: `grid_sample` (tokens off by 12.00 %, RMS)",
     ),
     ([SHRUNK], {"timm-flag-bilinear": MOVED}, ""),
     (
@@ -34,7 +34,7 @@ HEADLINES = [
     (
         [OWN, ENLARGED],
         dict(matmul=EXACT, grid_sample=EXACT),
-        "; the same as timm: `matmul`; no answer: `grid_sample` (no image has a grid smaller than the "
+        "; equal to timm but for rounding: `matmul`; no answer: `grid_sample` (no image has a grid smaller than the "
         "table, where it does not antialias)",
     ),
 ]
@@ -87,7 +87,7 @@ def test_the_page_holds_the_cells_of_the_terminal(written, measured):
 def test_what_users_named_is_text_and_no_markup_and_the_title_fits_on_a_phone(written):
     page = written
     assert (
-        "8 images; the same as timm: <code>matmul</code>, <code>interpolate_cached</code>; not the same: "
+        "8 images; equal to timm but for rounding: <code>matmul</code>, <code>interpolate_cached</code>; not equal: "
         in page
     )
     assert "tiny &lt;vit&gt;" in page and "<vit>" not in page

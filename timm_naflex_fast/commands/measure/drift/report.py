@@ -25,18 +25,22 @@ def headline(survey: Survey) -> str:
 
     Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    said: dict[str, list[str]] = {"the same as timm": [], "not the same": [], "no answer": []}
+    said: dict[str, list[str]] = {
+        "equal to timm but for rounding": [],
+        "not equal": [],
+        "no answer": [],
+    }
     for name in STRATEGY_NAMES:
         if name not in survey["drift"]:
             continue
         why = why_unknown(survey, name)
         if not is_exact(survey, name):
             off = percent(survey["drift"][name]["embed_rel_rms"])
-            said["not the same"].append(f"`{name}` (tokens off by {off}, RMS)")
+            said["not equal"].append(f"`{name}` (tokens off by {off}, RMS)")
         elif why:
             said["no answer"].append(f"`{name}` ({why})")
         else:
-            said["the same as timm"].append(f"`{name}`")
+            said["equal to timm but for rounding"].append(f"`{name}`")
     answer = f"{survey['images']:,} images"
     for words, names in said.items():
         if names:
