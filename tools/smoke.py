@@ -51,7 +51,7 @@ if package.version != version:
     sys.exit(f"smoke: the metadata say version {package.version}, the code {version}")
 if "naflex-fast" not in package.entry_points.names:
     sys.exit("smoke: the command naflex-fast is missing")
-page = str(package.metadata)
+page = package.read_text("METADATA") or ""
 if "timm_naflex_fast.enable()" not in page:
     sys.exit("smoke: the metadata do not hold the README")
 
