@@ -86,6 +86,7 @@ def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool
 def _row_major(h: int, w: int, length: int) -> Any:
     """The coordinates (length, 2) of a grid in row-major order, and of padding after it."""
     cells = np.indices((h, w)).reshape(2, -1).T
+    # Copied: y and x side by side in memory, as in the coordinates that it is compared with.
     return np.pad(cells, ((0, length - h * w), (0, 0))).copy()
 
 

@@ -39,8 +39,8 @@ def sum_over_tokens(g: Tensor, runs: Sequence[Run], size: Size, dtype: torch.dty
     h, w = size
     total = BlockSum(h * w, dtype)
     for run in runs:
-        # One slice after the other: both at once are ``alias`` where they take everything, of which
-        # PyTorch has no batch of gradients.
+        # One slice after the other. Where two slices in one index take everything, PyTorch calls
+        # ``alias``, which refuses batches of gradients.
         part = g[run.samples].transpose(0, 1)[run.tokens]  # (tokens, samples, C)
         part = part[:, 0] if part.shape[1] == 1 else part.sum(1, dtype=dtype)  # (tokens, C)
         if isinstance(run.cells, Tensor):

@@ -13,7 +13,7 @@ from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import check_writable, positive, printable, provenance, require
 from .checks import announce, check_model_options, load_as_chosen
 
-STATUS = (
+EPILOG = (
     "Exports the mode matmul. ONNX files need the extra [export] of this package. Without --checkpoint "
     "and --random-weights timm downloads the pretrained weights. Exit status: 0 the file is written "
     "and right in each runtime that is installed, in float32; 1 a runtime is wrong, nothing is "
@@ -23,7 +23,7 @@ STATUS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.epilog = STATUS
+    parser.epilog = EPILOG
     add_model_arguments(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="model.onnx or model.pt2")
     parser.add_argument(
