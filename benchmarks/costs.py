@@ -54,8 +54,8 @@ def counting() -> Iterator[dict[str, int]]:
     - host_waits: how often the host would wait for a GPU. A tensor that ``.cpu()`` made counts as
       one of the GPU still.
     """
-    is_watched = tracing.is_watched()
-    as_if_alone = patch.object(tracing, "is_watched", lambda: is_watched)
+    who = tracing.watcher()
+    as_if_alone = patch.object(tracing, "watcher", lambda: who)
     # There nothing is kept of a frozen table.
     as_if_on_gpu = patch.object(eager, "_is_worth_comparing", lambda *_: False)
     with as_if_alone, as_if_on_gpu, _Operators() as operators, _Reads(operators.count):

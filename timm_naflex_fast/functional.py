@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from .backends import dispatch
+from .backends import graphs
 from .batch.checks import check_numbers, check_size
-from .batch.layout import Sizes, check_tokens, coordinates_of
+from .batch.sizes import Sizes, coordinates_of
+from .batch.tokens import check_tokens
 from .names import StrategyName, check_valid
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling.matrices import axis_matrix
-from .resampling.spec import INTERPOLATIONS, ResizeSpec, factorized_spec, learned_spec
+from .resampling.spec import INTERPOLATIONS, LOOP, ResizeSpec, factorized_spec, learned_spec
 from .strategies import STRATEGIES
 from .tracing import context_of
 
@@ -43,6 +44,7 @@ __all__ = [
 
 Interpolation = Literal["bilinear", "bicubic"]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+EXACT = tuple(name for name, each in STRATEGIES.items() if each.reference == LOOP)
 GridSizes = Tensor | Sequence[Sequence[int]]
 
 
@@ -110,7 +112,7 @@ def add_pos_embed_(
     else:
         check_numbers(patch_coord, "patch_coord")
     context = context_of(x, table, patch_coord)
-    dispatch.add(x, (table,), patch_coord, spec, chosen, context)
+    graphs.add(x, (table,), patch_coord, spec, chosen, context)
     return x
 
 
@@ -120,7 +122,7 @@ def add_factorized_pos_embed_(
     table_x: Tensor,
     patch_coord: Tensor,
     *,
-    strategy: StrategyName = "matmul",
+    strategy: Literal["matmul", "interpolate_cached"] = "matmul",
     ar_preserving: bool = False,
 ) -> Tensor:
     """Add a row and a column table, resampled to each sample's grid, to the tokens, in place.
@@ -130,7 +132,7 @@ def add_factorized_pos_embed_(
         table_y, table_x: (H0, C) and (W0, C), or with a leading 1; resized by 1-D ``linear``
             without antialiasing.
         patch_coord: (B, N, 2) coordinates (y, x).
-        strategy: as in :func:`add_pos_embed_`.
+        strategy: as in :func:`add_pos_embed_`, but for "grid_sample".
         ar_preserving: resize both to L = max(h, w) and keep the first h and w.
 
     Returns:
@@ -152,12 +154,13 @@ def add_factorized_pos_embed_(
     _check_table(table_y, "table_y", "H0, C", x)
     _check_table(table_x, "table_x", "W0, C", x)
     check_numbers(patch_coord, "patch_coord")
-    check_valid("strategy", strategy, STRATEGIES)
+    # timm's flag samples lines at other positions than cells.
+    check_valid("strategy", strategy, EXACT)
     chosen = STRATEGIES[strategy]
     table = (table_y, table_x)
-    spec = factorized_spec(ar_preserving, chosen.reference)
+    spec = factorized_spec(ar_preserving)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, table, patch_coord, spec, chosen, context)
+    graphs.add(x, table, patch_coord, spec, chosen, context)
     return x
 
 
@@ -218,7 +221,7 @@ def resample_pos_embeds(
     spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
     # Nobody writes into the table, so only its own class and transforms count.
-    return dispatch.resample((table,), sizes, spec, chosen, context_of(table))
+    return graphs.resample((table,), sizes, spec, chosen, context_of(table))
 
 
 def resample_pos_embed(

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 
 from .resampling import sparse
-from .resampling.dense import Embeddings
 from .resampling.spec import FLAG, LOOP, Reference, ResizeSpec, Size
-from .resampling.tables import PositionTable, interpolated
+from .resampling.tables import Embeddings, PositionTable, interpolated
 
 
 class Strategy(NamedTuple):

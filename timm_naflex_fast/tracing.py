@@ -25,7 +25,7 @@ def context_of(*tensors: Tensor) -> Context:
     """How to compute what follows; None: this is eager code, which may read the host.
 
     - ``"operator"``: as one operator. TorchDynamo reads this code for ``torch.compile``, or a mode
-      watches what runs (see :func:`is_watched`).
+      watches what runs (see :func:`watcher`).
     - ``"plain"``: by PyTorch's plain operations, and nothing may be read on the host, nor may a
       number be kept from another call. Somebody records them for any input (``torch.export``,
       ``torch.jit.trace``, ``make_fx``, ``FakeTensorMode``, a CUDA graph) or transforms them
@@ -42,35 +42,37 @@ def context_of(*tensors: Tensor) -> Context:
         if getattr(torch.compiler, "_is_exporting_flag", True) or _transforming_while_traced():
             return "plain"
         return "operator"
-    if is_tracing() or why_unsupported(*tensors) is not None or in_cuda_graph(device):
+    who = watcher()
+    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if who == "tracer" or is_captured or _refused(tensors) is not None:
         return "plain"
-    return "operator" if is_watched() else None
+    return "operator" if who == "mode" else None
+
+
+def watcher() -> Literal["tracer", "mode"] | None:
+    """Who sees the operations of this thread.
+
+    - ``"tracer"``: they become a graph (not a CUDA graph), so no number can be read. Modes and keys are
+      the thread's own: one mode writes operations down (``make_fx``), one runs them without numbers,
+      and the key says that a third writes them down before autograd.
+    - ``"mode"``: a selective checkpoint, a counter of FLOPs. A default device is a mode too, and
+      harmless: what is built here names its devices.
+    """
+    if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing() or _has_key(_PRE_DISPATCH):
+        return "tracer"
+    if torch._C._len_torch_dispatch_stack():
+        is_tracer = _mode(_PROXY) is not None or _mode(_FAKE) is not None
+        return "tracer" if is_tracer else "mode"
+    if torch._C._len_torch_function_stack():
+        for mode in _get_current_function_mode_stack():
+            if not isinstance(mode, DeviceContext):
+                return "mode"
+    return None
 
 
 def is_tracing() -> bool:
-    """Whether the operations that follow become a graph (of a tracer, not a CUDA graph).
-
-    If so, no number can be read. Modes and keys are the thread's own: one mode writes operations
-    down (``make_fx``), one runs them without numbers, and the key says that a third writes them
-    down before autograd.
-    """
-    if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
-        return True
-    if _mode(_PROXY) is not None or _mode(_FAKE) is not None:
-        return True
-    return _has_key(_PRE_DISPATCH)
-
-
-def is_watched() -> bool:
-    """Whether a mode watches this thread's operators: a selective checkpoint, a counter of FLOPs.
-
-    A default device is a mode too, and harmless: what is built here names its devices.
-    """
-    if torch._C._len_torch_dispatch_stack():
-        return True
-    if not torch._C._len_torch_function_stack():
-        return False
-    return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+    """Whether the operations that follow become a graph; see :func:`watcher`."""
+    return watcher() == "tracer"
 
 
 def is_exported() -> bool:
@@ -134,6 +136,11 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     if is_tracing():
         # What is recorded can be differentiated and batched, and tracers have classes of their own.
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
+    return _refused(tensors)
+
+
+def _refused(tensors: tuple[Tensor, ...]) -> str | None:
+    """:func:`why_unsupported`, where nothing is traced."""
     for tensor in tensors:
         if type(tensor) not in OWN_MEMORY:
             return f"a tensor of the class {type(tensor).__name__}"

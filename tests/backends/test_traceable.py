@@ -24,18 +24,14 @@ options = st.fixed_dictionaries(
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="older timm takes whole coordinates for its flag")
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("table_size", [(6, 5), (33, 40), (128, 128), (1, 7)], ids=str)
 @given(options, shifts, st.booleans())
 @torch.no_grad()
-def test_timms_flag_at_any_coordinate(table_size, kind, how, shift, is_padding_told):
-    case = Case(
-        kind=kind, sizes=SIZES, table_size=table_size, channels=16, use_grid_sample=True, **how
-    )
+def test_timms_flag_at_any_coordinate(table_size, how, shift, is_padding_told):
+    case = Case(sizes=SIZES, table_size=table_size, channels=16, use_grid_sample=True, **how)
     embeds = case.embeds()
     coord = case.coord()
-    if kind == "learned":  # timm looks a factorized table's position up: whole ones
-        coord = coord + torch.empty(coord.shape).uniform_(*shift)
+    coord = coord + torch.empty(coord.shape).uniform_(*shift)
     if is_padding_told:
         coord[IS_PADDING] = -1
     want, got = torch.zeros(2, *coord.shape[:2], 16)

@@ -4,16 +4,15 @@ import pytest
 import torch
 
 from tests.support.oracles import Largest
-from timm_naflex_fast.batch import layout
+from timm_naflex_fast.batch import tokens
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.resampling import kept
-from timm_naflex_fast.resampling.spec import ResizeSpec
 
 
-def plan_of(coord):
-    """The plan of a batch with these coordinates."""
-    return layout.plan_of(coord, coord.float(), ResizeSpec())
+def runs_of(coord):
+    """The runs of a batch with these coordinates."""
+    return tokens.runs_of(coord, coord.float(), False)
 
 
 def only(y, x, tokens):
@@ -22,12 +21,12 @@ def only(y, x, tokens):
 
 
 def test_a_grid_may_have_64_cells_for_each_token_and_4096_more():
-    for cell, tokens in [((64, 63), 1), ((63, 67), 4)]:  # 65 x 64 = 64 * 1 + 4096 cells
-        assert len(plan_of(only(*cell, tokens)).runs) == 1
+    for cell, length in [((64, 63), 1), ((63, 67), 4)]:  # 65 x 64 = 64 * 1 + 4096 cells
+        assert len(runs_of(only(*cell, length))) == 1
 
     message = r"a grid of more than 64 x 1 \+ 4096 = 4160 cells: 19 x 219;"
     with pytest.raises(ValueError, match=message):
-        plan_of(only(18, 218, 1))
+        runs_of(only(18, 218, 1))
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -35,7 +34,7 @@ def test_the_longest_grid_beside_negative_padding_is_an_error_that_names_its_siz
     coord = torch.tensor([[[2**31 - 2, 0]] * 2, [[0, 0], [-1, -1]]])
     coord = coord.flip(-1) if is_turned else coord
     with pytest.raises(ValueError, match=r"sample 0 .* cells: .*2147483647"):
-        plan_of(coord)
+        runs_of(coord)
 
 
 def test_only_timms_own_calls_resize_the_square():

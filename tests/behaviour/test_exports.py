@@ -36,7 +36,6 @@ TABLES = {
     "128 not antialiased": ("matmul", (128, 128), LINEAR),
     "128 bicubic, grid_sample": ("grid_sample", (128, 128), ALIGNED),
     "factorized": ("matmul", (16, 16), {"pos_embed": "factorized"}),
-    "factorized, grid_sample": ("grid_sample", (37, 16), {"pos_embed": "factorized"}),
 }
 # Of every kind: one cell, one row, one column, the table's own size, 1,024 tokens.
 UNSEEN = [

@@ -100,7 +100,7 @@ def by_timms_methods(to, mode, kind):
 OURS = "no CUDA graph can record"
 # A case, how often the host waits for the device, and the error in a capture.
 ON_CUDA = []
-for add, strategy in product((learned, factorized), STRATEGY_NAMES):
+for add, strategy in [*product((learned, factorized), EXACT), (learned, "grid_sample")]:
     for options in ({}, {"coord": REORDERED}, {"ar_preserving": True}):
         ON_CUDA.append((partial(add, strategy=strategy, **options), 1, None))
 for strategy in STRATEGY_NAMES:
@@ -122,7 +122,7 @@ ON_CUDA += [
     (partial(patch_kernel, mode="bilinear", dtype=torch.float64), 0, OURS),
     (partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)), 0, OURS),
 ]
-for mode, kind in product(STRATEGY_NAMES, ("learned", "factorized")):
+for mode, kind in [*product(EXACT, ("learned", "factorized")), ("grid_sample", "learned")]:
     ON_CUDA.append((partial(by_timms_methods, mode=mode, kind=kind), 1, None))
 for kind, times, options in product(CLASSES, (1, 20), ({}, {"ref_feat_shape": (4, 4)})):
     ON_CUDA.append((partial(rope, kind=kind, times=times, **options), 0, None))

@@ -12,8 +12,7 @@ import timm_naflex_fast
 STRATEGY = '''
 def by_loop(table, sizes, spec, dtype):
     """Products of dense matrices, grid by grid."""
-    from .resampling.dense import definition
-    from .resampling.tables import whole
+    from .resampling.tables import definition, whole
 
     cells = whole(table).double()
     return definition(cells.view(cells.shape[-3:]), sizes, spec)

@@ -1,5 +1,7 @@
 """Tokens that may not be written to, and gradients: of many samples, and in whose memory."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -8,8 +10,11 @@ from tests.support.oracles import OLD_TORCH, Case, relative, stock, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
-by_strategy = pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
-by_kind = pytest.mark.parametrize("kind", ["learned", "factorized"])
+EXACT = ("matmul", "interpolate_cached")
+by_both = pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [*product(["learned", "factorized"], EXACT), ("learned", "grid_sample")],
+)
 
 
 MANY_SAMPLES = [(torch.float32, 8192, False)]
@@ -17,8 +22,7 @@ for dtype in (torch.float32, *HALF):
     MANY_SAMPLES += [(dtype, 512, False), (dtype, 512, True)]
 
 
-@by_kind
-@by_strategy
+@by_both
 @pytest.mark.parametrize("dtype, samples, is_random", MANY_SAMPLES)
 def test_the_gradient_of_many_samples_on_one_grid_does_not_drift(
     kind, strategy, dtype, samples, is_random
@@ -93,8 +97,7 @@ if OLD_TORCH:  # it does not ask when a function of autograd's marks a view as c
     del NOT_WRITABLE["a view of a leaf"]
 
 
-@by_strategy
-@by_kind
+@by_both
 @pytest.mark.parametrize("what", NOT_WRITABLE)
 def test_nothing_is_written_where_autograd_forbids_it(strategy, kind, what):
     make, message = NOT_WRITABLE[what]
@@ -113,9 +116,8 @@ def test_a_batch_of_one_may_have_any_stride():
     assert add_pos_embed_(x, torch.ones(6, 5, 4), grid_sizes=[(1, 3)]).min() > 0.9
 
 
-@by_strategy
 @pytest.mark.parametrize("sizes", [[(6, 5)], [(6, 5)] * 3, [(3, 4)], [(3, 4), (2, 2)]], ids=str)
-@by_kind
+@by_both
 def test_gradients_share_no_memory(strategy, sizes, kind):
     """What changes one parameter's gradient in place, as clipping does, changes no other."""
     case = Case(sizes=sizes, length=30, kind=kind)

@@ -39,6 +39,11 @@ METAL_LACKS = {aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forw
 waits = []
 
 
+def tracer_alone(watcher):
+    """``tracing.watcher`` as if no mode watched."""
+    return lambda: "tracer" if watcher() == "tracer" else None
+
+
 def wait(why):
     """Note a wait for the device, by the innermost line of the package."""
     if SecondDevice.captures:
@@ -107,7 +112,7 @@ class SecondDevice(TorchDispatchMode):
         self.lacking = METAL_LACKS if name == "mps" else set()
         waits.clear()
         # This mode is the machine: nobody watches, and its tensors stand for plain ones.
-        patch.setattr(tracing, "is_watched", lambda: False)
+        patch.setattr(tracing, "watcher", tracer_alone(tracing.watcher))
         patch.setattr(kept, "unseen", _on_the_machine)
         patch.setattr(tracing, "OWN_MEMORY", (*tracing.OWN_MEMORY, OnDevice))
         # What makes its result in C++, which knows no second device.

@@ -1,83 +1,158 @@
 """The backend that reads the grids on the host: any strategy, on a CPU or CUDA.
 
-For each grid of the plan it lets the strategy resample the table, adds the embeddings to the
-tokens, and tells autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the
-gradient of the tokens passes through untouched, and is read once for the table.
+For each grid of a batch the strategy resamples the table, and the embeddings are added to the tokens
+that take its cells. To autograd the whole batch is one node: the gradient of the tokens passes
+through untouched, and is read once for the table.
+
+The way of a call, where the table is frozen and its grids came before::
+
+    timm's method -> calls.Replacement           asks whether ours runs, and counts after it
+                  -> timm_methods.add_to_batch   reads the module, asks ``tracing`` who watches
+                  -> eager.add                   checks ``x``
+                  -> tokens.runs_of              reads the grids
+                  -> eager.add_runs              nobody trains: no word to autograd
+                  -> kept.frozen                 the table has the same bits: what was kept of it
+                  -> tokens.add_to_tokens        adds it to the samples of each grid
+
+Where the table trains, ``add_runs`` tells autograd, and the strategy computes what is added. Backward:
+``AddedInPlace -> gradient -> sparse.gradient -> tokens.sum_over_tokens``.
 
 ``tests/contract/test_backends.py`` compares it with timm, and ``test_frozen_tables.py`` there what
 is kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..batch.layout import Sizes
-from ..batch.plan import Plan
-from ..batch.tokens import AddedInPlace, add_to_tokens, sum_over_tokens
-from ..resampling import dense, kept, sparse
-from ..resampling.dense import Embeddings
+from ..batch.sizes import Sizes
+from ..batch.tokens import (
+    Runs,
+    TokenLayout,
+    add_to_tokens,
+    check_tokens,
+    runs_of,
+    sum_over_tokens,
+)
+from ..resampling import kept, sparse
 from ..resampling.spec import ResizeSpec, Size
-from ..resampling.tables import PositionTable, size_of, whole
+from ..resampling.tables import Embeddings, PositionTable, definition, size_of, whole
 from ..strategies import Strategy
 from ..tracing import why_unsupported
 
 
+def add(
+    x: Tensor, table: PositionTable, layout: TokenLayout, spec: ResizeSpec, strategy: Strategy
+) -> None:
+    """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place.
+
+    Args:
+        x: tokens, floating point; modified.
+        table: one learned table, or the two of a factorized embedding.
+        layout: where the tokens lie.
+        spec: how the table is resized.
+        strategy: what computes.
+
+    Raises:
+        ValueError: shapes that do not fit; coordinates that name no cell, an
+            ``InvalidCoordinateError``.
+        RuntimeError: ``x`` may not be changed in place.
+    """
+    check_tokens(x, table[0].shape[-1], layout)
+    # As PyTorch's own ``add_``, which cannot see it in the views that we write into.
+    if torch._debug_has_internal_overlap(x) == 1:
+        raise RuntimeError(
+            "x cannot be added to in place: several of its elements are one and the same memory "
+            "location (as after expand()); clone() it before"
+        )
+    add_runs(x, table, runs_of(layout, x, spec.embeds_padding), spec, strategy)
+
+
 def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
-    """The table resampled to ``sizes``; see ``dispatch.resample``."""
+    """The table resampled to ``sizes``: packed (T, C) or, if they have a ``length``, padded (B, N, C).
+
+    Tokens after an image get zeros, or its first cell.
+    """
     (learned,) = table
-    tokens, plan = sizes.plan(learned.device, spec)
+    tokens, runs = sizes.runs(learned.device)
     out = learned.new_zeros(1, tokens, learned.shape[-1])
-    add_plan(out, table, plan, strategy)
+    add_runs(out, table, runs, spec, strategy)
     if sizes.length is None:
         return out[0]
     return out.view(len(sizes.values), sizes.length, learned.shape[-1])
 
 
-def add_plan(x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy) -> None:
-    """Add the table, resampled to each grid of the plan, into ``x`` (B, N, C).
+def add_runs(
+    x: Tensor,
+    table: PositionTable,
+    runs: Runs,
+    spec: ResizeSpec,
+    strategy: Strategy,
+    *,
+    may_keep: bool = True,
+) -> None:
+    """Add the table, resampled to each grid of the runs, into ``x`` (B, N, C).
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
+    ``may_keep``: of a table that does not train, what comes again is kept.
     """
-    if not plan.runs:
+    if not runs:
         return
     has_grad = torch.is_grad_enabled()
     trains = has_grad and any(part.requires_grad for part in table)
     if trains or (has_grad and x.requires_grad):
         cells = whole(table)
-        AddedInPlace.apply(x, partial(gradient, cells.shape, plan), cells)
-    write(x, table, plan, strategy, is_frozen=not trains)
-
-
-def write(
-    x: Tensor, table: PositionTable, plan: Plan, strategy: Strategy, *, is_frozen: bool
-) -> None:
-    """:func:`add_plan` without a word to autograd. Of a frozen table, what comes again is kept."""
+        AddedInPlace.apply(x, partial(gradient, cells.shape, runs, spec), cells)
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
         frozen = None
-        if is_frozen and x.is_cpu and _is_worth_comparing(table, plan):
+        if may_keep and not trains and x.is_cpu and _is_worth_comparing(table, runs, spec):
             frozen = kept.frozen(table)
         if frozen is None:
-            embeddings = strategy.resample(table, plan.runs, plan.spec, x.dtype)
+            embeddings = strategy.resample(table, runs, spec, x.dtype)
         else:
-            embeddings = _kept_embeddings(frozen, plan, strategy, x.dtype)
+            embeddings = _kept_embeddings(frozen, runs, spec, strategy, x.dtype)
         for size, of_grid in embeddings:
-            add_to_tokens(x, plan.runs[size], of_grid)
+            add_to_tokens(x, runs[size], of_grid)
 
 
-def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
+class AddedInPlace(torch.autograd.Function):
+    """Tells autograd that something linear in a table is added into ``x``, in place.
+
+    ``forward`` only marks ``x`` as changed: who calls it writes into ``x`` after that. The gradient
+    of ``x`` passes through untouched.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
+        """``gradient(g)`` gives the gradient of ``table`` in any dtype; autograd casts it."""
+        ctx.gradient = gradient
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradient of ``x``, and that of the table."""
+        (g,) = grads
+        of_table = None
+        if ctx.needs_input_grad[2]:
+            of_table = ctx.gradient(g)
+        return g, None, of_table
+
+
+def _is_worth_comparing(table: PositionTable, runs: Runs, spec: ResizeSpec) -> bool:
     """Whether to compare the table with what was kept of it costs less than to resample it.
 
     To compare costs two reads of each of its cells; to sum, about eight reads of each cell of a
     grid. So a table that is much larger than its grids is never compared.
     """
-    own_size = plan.spec.own_size(size_of(table))  # its embeddings are the table itself
+    own_size = spec.own_size(size_of(table))  # its embeddings are the table itself
     summed = 0
-    for h, w in plan.runs:
+    for h, w in runs:
         if (h, w) != own_size:
             summed += h * w
     compared = sum(part.shape[:-1].numel() for part in table)
@@ -85,47 +160,52 @@ def _is_worth_comparing(table: PositionTable, plan: Plan) -> bool:
 
 
 def _kept_embeddings(
-    table: kept.Frozen, plan: Plan, strategy: Strategy, dtype: torch.dtype
+    table: kept.Frozen, runs: Runs, spec: ResizeSpec, strategy: Strategy, dtype: torch.dtype
 ) -> Embeddings:
     """The embeddings of each grid in ``dtype``: what is kept of the table, and the rest."""
-    options = (table, strategy, plan.spec, dtype)
-    found = {size: kept.use((*options, size)) for size in plan.runs}
-    missing = [size for size, of_grid in found.items() if of_grid is None]
+    options = (table, strategy, spec, dtype)
+    missing = []
+    for size in runs:
+        of_grid = kept.use((*options, size))
+        if of_grid is None:
+            missing.append(size)
+        else:
+            yield size, of_grid
     if missing:
         with kept.unseen():
-            for size, of_grid in strategy.resample(table.tensors, missing, plan.spec, dtype):
-                found[size] = of_grid.to(dtype)
-                kept.keep((*options, size), found[size])
-    return found.items()
+            resampled = strategy.resample(table.tensors, missing, spec, dtype)
+            new = [(size, of_grid.to(dtype)) for size, of_grid in resampled]
+        for size, of_grid in new:
+            kept.keep((*options, size), of_grid)
+            yield size, of_grid
 
 
-def gradient(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
+def gradient(shape: Sequence[int], runs: Runs, spec: ResizeSpec, g: Tensor) -> Tensor:
     """The gradient of a table of this shape (H0, W0, C) from that of the tokens ``g``.
 
     It is in float32 at least.
     """
     dtype = torch.promote_types(torch.float32, g.dtype)
-    if not plan.runs:  # no tokens
+    if not runs:  # no tokens
         return g.new_zeros(shape, dtype=dtype)
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
-        return _gradient_by_autograd(shape, plan, g)
+        return _gradient_by_autograd(shape, runs, spec, g)
 
     with torch.no_grad():
 
         def gradient_of(size: Size) -> Tensor:
-            return sum_over_tokens(g, plan.runs[size], size, dtype)
+            return sum_over_tokens(g, runs[size], size, dtype)
 
-        spec = plan.spec
-        return sparse.gradient(plan.runs, gradient_of, shape, spec, dtype, g.device)
+        return sparse.gradient(runs, gradient_of, shape, spec, dtype, g.device)
 
 
-def _gradient_by_autograd(shape: Sequence[int], plan: Plan, g: Tensor) -> Tensor:
+def _gradient_by_autograd(shape: Sequence[int], runs: Runs, spec: ResizeSpec, g: Tensor) -> Tensor:
     """The same by the definition, float64, which PyTorch can derive again."""
     with torch.enable_grad():
         table = torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
-        sizes, embeddings = zip(*dense.definition(table, plan.runs, plan.spec))
+        sizes, embeddings = zip(*definition(table, runs, spec))
     # Sums of parts of g, in new memory: PyTorch derives these, too.
-    summed = [sum_over_tokens(g, plan.runs[size], size, torch.float64) for size in sizes]
+    summed = [sum_over_tokens(g, runs[size], size, torch.float64) for size in sizes]
     (of_table,) = torch.autograd.grad(
         embeddings, table, summed, create_graph=torch.is_grad_enabled()
     )

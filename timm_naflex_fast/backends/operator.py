@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..batch.layout import check_tokens, plan_of
+from ..batch.tokens import check_tokens, runs_of
 from ..resampling.spec import ResizeSpec
 from ..resampling.tables import PositionTable, whole
 from ..strategies import STRATEGIES
 from ..tracing import why_unsupported
 from . import eager
 
-# How the table is resampled: the strategy's name, and before it the fields of ``ResizeSpec``, except
-# ``batch_max``, which is read from the batch.
+# How the table is resampled: the strategy's name, and before it the fields of ``ResizeSpec``.
 OPTIONS = (
     "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference, "
     "bool embeds_padding, str strategy"
@@ -44,7 +43,7 @@ def add(
     if len(table) == 2:  # as one table they are no longer what timm's own calls resize
         strategy = "matmul"
     trains = cells.requires_grad and torch.is_grad_enabled()
-    total, _ = add_learned(x, cells, patch_coord, trains, *spec[:-1], strategy)
+    total, _ = add_learned(x, cells, patch_coord, trains, *spec, strategy)
     x.copy_(total)  # the compiler removes this copy
 
 
@@ -61,16 +60,17 @@ def add_learned(
     strategy = STRATEGIES[options[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
     spec = ResizeSpec(*options[:-1])
-    plan = plan_of(patch_coord, out, spec)
-    eager.write(out, (table.detach(),), plan, strategy, is_frozen=not trains)
+    runs = runs_of(patch_coord, out, spec.embeds_padding)
+    eager.add_runs(out, (table.detach(),), runs, spec, strategy, may_keep=not trains)
     return out, patch_coord.clone()
 
 
 def gradient(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *options: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     shape = (rows, cols, g.shape[-1])
-    plan = plan_of(patch_coord, g, ResizeSpec(*options[:-1]))
-    return eager.gradient(shape, plan, g)
+    spec = ResizeSpec(*options[:-1])
+    runs = runs_of(patch_coord, g, spec.embeds_padding)
+    return eager.gradient(shape, runs, spec, g)
 
 
 learned_grad = torch.library.custom_op(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..batch.checks import MAX_COORDINATE, most_cells
-from ..batch.grids import grid_sizes_from_coord, tokens_of_images, whole_numbers
+from ..batch.tokens import grid_sizes_from_coord, tokens_of_images, whole_numbers
 from ..resampling.by_position import TokenPositions, embeddings_at
 from ..resampling.spec import ResizeSpec
 
@@ -21,7 +21,7 @@ from ..resampling.spec import ResizeSpec
 def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None:
     """Add the table (H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
-    See ``dispatch.add``. The coordinates are (B, N, 2), or (1, N, 2) for all samples. Tokens may
+    See ``eager.add``. The coordinates are (B, N, 2), or (1, N, 2) for all samples. Tokens may
     come in any order, and any may be missing. Those with a negative or non-finite coordinate get
     NaN, and those of a grid with far more cells than there are tokens. Where the reference samples,
     every token is sampled at its coordinate, also at a negative one and between cells; only

@@ -1,17 +1,217 @@
-"""The tokens of a batch: add embeddings to them, sum gradients over them, and tell autograd.
+"""The tokens of a batch: which cell each takes, and the sums over them.
 
-Tests: tests/contract/test_backends.py.
+Coordinates are copied to the host here alone. What is read of them are the runs: for each
+distinct grid, which tokens take its cells. Two functions use it, each the transpose of the
+other: ``add_to_tokens`` and ``sum_over_tokens``.
+
+Tests: tests/batch/test_grids.py, tests/contract/test_backends.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..resampling.block_sum import BlockSum
 from ..resampling.spec import Size
-from .plan import Run
+from .checks import MAX_COORDINATE, InvalidCoordinateError, most_cells
+
+TokenLayout = Tensor | Size
+"""Where the tokens of a batch lie: their coordinates (y, x), (B, N, 2), integers in any dtype; or of
+plain images, whose tokens are in row-major order, the one grid (h, w)."""
+
+
+class Run(NamedTuple):
+    """Tokens that stand side by side and take cells of one grid.
+
+    They are ``x[samples, tokens]`` of a batch (B, N, C): more than one sample where all have the
+    same grid in the same order.
+    """
+
+    samples: slice
+    tokens: slice
+    cells: int | Tensor
+    """Each token takes one of the first so many cells, in row-major order; with 1, all take the
+    first cell. Or the number of each token's cell (tokens,)."""
+
+
+Runs = dict[Size, list[Run]]  # of each distinct grid (h, w), by first appearance
+
+
+def check_tokens(x: Tensor, channels: int, patch_coord: TokenLayout | None = None) -> None:
+    """``x`` must be (B, N, channels), and ``patch_coord``, if it is a tensor, (B, N, 2)."""
+    shape = x.shape
+    if len(shape) != 3 or shape[2] != channels:
+        raise ValueError(
+            f"x must be tokens of shape (B, N, {channels}), as wide as the table; "
+            f"got {tuple(shape)}"
+        )
+    if not isinstance(patch_coord, Tensor):
+        return
+    valid = (shape[0], shape[1], 2)
+    if patch_coord.shape != valid:
+        raise ValueError(
+            f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
+            f"got {tuple(patch_coord.shape)}"
+        )
+
+
+def runs_of(layout: TokenLayout, x: Tensor, embeds_padding: bool) -> Runs:
+    """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
+
+    Args:
+        x: (B, N, C) tokens, whose numbers are not used.
+        embeds_padding: padding tokens get the cell that they name, (0, 0) or another.
+
+    Returns:
+        No grid when the batch holds no token. Padding tokens, those from the h*w-th on, are not
+        looked at, except where they get embeddings too.
+
+    Raises:
+        InvalidCoordinateError: see ``read_grids``.
+    """
+    batch, length, _ = x.shape
+    if not isinstance(layout, Tensor):
+        h, w = layout
+        # Where the tokens are not h*w, PyTorch says so when it adds.
+        return {(h, w): [Run(slice(0, batch), slice(0, length), h * w)]}
+    if x.numel() == 0:
+        return {}
+    # The one copy from the device in a call: what follows is known on the host.
+    return read_grids(layout, x.device, embeds_padding)
+
+
+def whole_numbers(patch_coord: Tensor) -> Tensor:
+    """Coordinates as int64. Floats are first cut to -1 ... 2**31, and NaN to -1.
+
+    To cast others is undefined.
+    """
+    coord = patch_coord.detach()
+    if coord.is_floating_point():
+        if coord.dtype is not torch.float64:
+            coord = coord.to(torch.float32)  # half precision cannot hold the bounds
+        coord = coord.clamp(-1, MAX_COORDINATE).nan_to_num(nan=-1)
+    return coord.to(torch.int64)
+
+
+def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
+    """The grid of each sample, (B, 2) as (h, w): the largest coordinate on each axis + 1.
+
+    For graphs: on the host ``read_grids`` tells. One maximum for each axis: OpenVINO 2026.4 computes
+    one over both wrong.
+    """
+    y, x = patch_coord.unbind(-1)  # (B, N)
+    return torch.stack((y.amax(1), x.amax(1)), 1) + 1
+
+
+def tokens_of_images(sizes: Tensor, length: int) -> Tensor:
+    """Which of so many tokens belong to the images, (B, length), by sizes (B, 2) or (B, 3)."""
+    return torch.arange(length, device=sizes.device) < sizes.prod(1, keepdim=True)
+
+
+def read_grids(patch_coord: Tensor, device: torch.device, embeds_padding: bool = False) -> Runs:
+    """Read the coordinates (B, N, 2), B and N at least 1: this is the device-to-host copy.
+
+    By NumPy: on so few numbers its operations cost a third of PyTorch's.
+
+    Args:
+        device: on which the runs name cells.
+        embeds_padding: padding tokens get the cell that they name, (0, 0) or another.
+
+    Raises:
+        InvalidCoordinateError: a negative or non-finite coordinate among a grid's own tokens; with
+            ``embeds_padding`` also among its padding, and one that is no whole number; a grid of
+            more than 64 N + 4,096 cells.
+    """
+    on_host = patch_coord.cpu()
+    whole = on_host
+    if on_host.dtype is not torch.int64:
+        whole = whole_numbers(on_host)
+        if embeds_padding and on_host.is_floating_point():  # timm's flag samples between cells, too
+            whole[whole != on_host] = -1
+    coord: Any = whole.contiguous().numpy()
+    return _runs_of_one_grid(coord, embeds_padding) or _runs(coord, device, embeds_padding)
+
+
+def _runs_of_one_grid(coord: Any, embeds_padding: bool) -> Runs | None:
+    """The runs of images of one size in row-major order, which are most cheaply told; None of others."""
+    batch, length, _ = coord.shape
+    y, x = coord[0].T  # (N,) each
+    h = int(y.max()) + 1
+    w = int(x.max()) + 1
+    if min(h, w) < 1 or h * w > length or (coord != _row_major(h, w, length)).any():
+        return None
+    return {(h, w): _runs_in_order(slice(0, batch), length, h * w, embeds_padding)}
+
+
+def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool) -> list[Run]:
+    """The runs of images with so many cells, whose tokens stand in row-major order."""
+    count = min(length, cells)
+    runs = [Run(samples, slice(0, count), count)]
+    if embeds_padding and count < length:
+        runs.append(Run(samples, slice(count, length), 1))
+    return runs
+
+
+@lru_cache(256)  # einops keeps its recipes alike: an entry takes 16 bytes a token
+def _row_major(h: int, w: int, length: int) -> Any:
+    """The coordinates (length, 2) of a grid in row-major order, and of padding after it."""
+    cells = np.indices((h, w)).reshape(2, -1).T
+    # Copied: y and x side by side in memory, as in the coordinates that it is compared with.
+    return np.pad(cells, ((0, length - h * w), (0, 0))).copy()
+
+
+def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
+    """The runs of any batch, from all its coordinates."""
+    _, length, _ = coord.shape
+    # All y, then all x, (2, B, N): NumPy is slow on every other number.
+    axes = coord.transpose(2, 0, 1).copy()
+    # Cut, so that the cells can be counted.
+    heights, widths = axes.max(2).clip(-1, MAX_COORDINATE) + 1  # (B,) each
+    cells = heights * widths
+    order = np.arange(length)
+    in_grid = order < cells[:, None]  # (B, N)
+    embedded = in_grid | embeds_padding
+
+    # The tokens that are embedded must name cells, and no grid may have none, or too many.
+    most = most_cells(length)
+    names_none = (axes < 0).any(0) & embedded  # (B, N)
+    wrong = names_none.any(1) | (cells < 1) | (cells > most)
+    if wrong.any():
+        sample = wrong.argmax()
+        raise InvalidCoordinateError(
+            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, with "
+            f"grid_sample one that is no whole number, or a grid of more than 64 x {length} + 4096 "
+            f"= {most} cells: {heights[sample]} x {widths[sample]}; coordinates count from 0, and "
+            "padding tokens carry (0, 0)"
+        )
+
+    # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
+    # and counts where it is embedded.
+    cell = axes[0] * widths[:, None] + axes[1]  # (B, N)
+    elsewhere = (cell != order * in_grid) & embedded
+    reordered = elsewhere.any(1).tolist()
+    cell_of_token: Sequence[Tensor] = ()
+    if any(reordered):
+        cell_of_token = torch.from_numpy(cell).to(device, non_blocking=True).unbind()
+
+    # Samples of one grid share its embeddings, and their gradients are summed before the table's.
+    runs: Runs = {}
+    for sample, size in enumerate(zip(heights.tolist(), widths.tolist())):
+        samples = slice(sample, sample + 1)
+        of_size = runs.setdefault(size, [])
+        if not reordered[sample]:
+            of_size += _runs_in_order(samples, length, size[0] * size[1], embeds_padding)
+            continue
+        count = length if embeds_padding else min(length, size[0] * size[1])
+        taken = cell_of_token[sample]
+        if count < length:  # to slice each one would cost time, where most need no slice
+            taken = taken[:count]
+        of_size.append(Run(samples, slice(0, count), taken))
+    return runs
 
 
 def add_to_tokens(x: Tensor, runs: Iterable[Run], embeddings: Tensor) -> None:
@@ -52,39 +252,3 @@ def sum_over_tokens(g: Tensor, runs: Sequence[Run], size: Size, dtype: torch.dty
             return part.to(dtype).contiguous()
         total.add(part)
     return total.total()
-
-
-def check_no_shared_elements(x: Tensor) -> None:
-    """Raise RuntimeError, as PyTorch's own ``add_`` does, if elements of ``x`` share memory.
-
-    Our sums write into views, where PyTorch cannot see it.
-    """
-    if torch._debug_has_internal_overlap(x) == 1:
-        raise RuntimeError(
-            "x cannot be added to in place: several of its elements are one and the same memory "
-            "location (as after expand()); clone() it before"
-        )
-
-
-class AddedInPlace(torch.autograd.Function):
-    """Tells autograd that something linear in a table is added into ``x``, in place.
-
-    ``forward`` only marks ``x`` as changed: who calls it writes into ``x`` after that. The gradient
-    of ``x`` passes through untouched.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gradient: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
-        """``gradient(g)`` gives the gradient of ``table`` in any dtype; autograd casts it."""
-        ctx.gradient = gradient
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradient of ``x``, and that of the table."""
-        (g,) = grads
-        of_table = None
-        if ctx.needs_input_grad[2]:
-            of_table = ctx.gradient(g)
-        return g, None, of_table

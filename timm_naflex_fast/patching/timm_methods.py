@@ -14,15 +14,14 @@ from typing import Any
 from timm.models import naflexvit
 from torch import Tensor
 
-from ..backends import dispatch
+from ..backends import eager, graphs
 from ..batch.checks import InvalidCoordinateError
-from ..batch.layout import TokenLayout, check_tokens
+from ..batch.tokens import TokenLayout, check_tokens
 from ..patch_embed.kernels import resample_kernel
 from ..resampling.spec import (
     FLAG,
     INTERPOLATIONS,
     LOOP,
-    OLDER_FLAG,
     ResizeSpec,
     factorized_spec,
     learned_spec,
@@ -41,10 +40,6 @@ RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
 FUNCTIONS = "timm.layers.patch_embed:"
 LEARNED_BY_FLAG = "_apply_learned_naflex_pos_embed_grid_sample"
 FACTORIZED_BY_FLAG = "_apply_factorized_naflex_pos_embed_grid_sample"
-# Older releases take the positions of their pos_embed_use_grid_sample from a dense affine grid.
-TIMM_FLAG = OLDER_FLAG
-if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
-    TIMM_FLAG = FLAG
 
 # The strategy by the mode of ``pos_embed``; what is missing stays stock. NaFlex batches take the
 # strategy that was chosen.
@@ -52,6 +47,11 @@ BATCH_STRATEGIES = {name: name for name in STRATEGIES}
 # Models made with timm's pos_embed_use_grid_sample keep that result, which "interpolate_cached" has
 # no form for.
 FLAG_STRATEGIES = {"matmul": "grid_sample", "grid_sample": "grid_sample"}
+# Older releases take its positions from a dense affine grid, as all do for a factorized table, and
+# round them otherwise: these stay timm's own, which has no loop.
+if not hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
+    BATCH_STRATEGIES = EXACT_STRATEGIES
+    FLAG_STRATEGIES = {}
 # That setting does not change plain images: timm resizes their table by F.interpolate all the same.
 IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 KERNEL_STRATEGIES = {"matmul": "matmul"}
@@ -126,7 +126,7 @@ def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, R
     Raises:
         ValueError: it has no table.
     """
-    reference = TIMM_FLAG if by_flag else LOOP
+    reference = FLAG if by_flag else LOOP
     preserving = embeds.pos_embed_ar_preserving
     table = embeds.pos_embed
     if table is not None:
@@ -138,33 +138,8 @@ def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, R
         return (table,), spec
     rows = embeds.pos_embed_y
     if rows is not None:
-        return (rows, embeds.pos_embed_x), factorized_spec(preserving, reference)
+        return (rows, embeds.pos_embed_x), factorized_spec(preserving)
     raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
-
-
-def _add(strategy: str, embeds: Any, x: Tensor, layout: TokenLayout) -> str | None:
-    """Add the table, resampled as chosen, to the tokens; or say why timm's own code has to."""
-    chosen = STRATEGIES[strategy]
-    table, spec = read_embeds(embeds, by_flag=chosen.reference != LOOP)
-    if spec.interpolation not in (*INTERPOLATIONS, "linear"):
-        return f"a position table with interpolation mode {spec.interpolation!r}"
-    tensors = (x, *table)
-    if isinstance(layout, Tensor):
-        tensors += (layout,)
-    context = context_of(*tensors)
-    # In plain eager code there is nothing that ours cannot take.
-    if context is not None:
-        reason = why_unsupported(*tensors)
-        if reason is not None:
-            return reason
-    try:
-        dispatch.add(x, table, layout, spec, chosen, context)
-    except InvalidCoordinateError:
-        if not spec.samples():
-            raise
-        # timm's grid_sample flag samples wherever a coordinate lies.
-        return "coordinates that name no cell"
-    return None
 
 
 def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replacement:
@@ -175,18 +150,38 @@ def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replac
 
 @_adds(LEARNED_BY_FLAG, FLAG_STRATEGIES)
 @_adds("_apply_learned_naflex_pos_embed", BATCH_STRATEGIES, by_flag=LEARNED_BY_FLAG)
-@_adds(FACTORIZED_BY_FLAG, FLAG_STRATEGIES)
-@_adds("_apply_factorized_naflex_pos_embed", BATCH_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
-def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
+@_adds(FACTORIZED_BY_FLAG, {})
+@_adds("_apply_factorized_naflex_pos_embed", EXACT_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
+def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: TokenLayout) -> str | None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    return _add(strategy, self, x, patch_coord)
+    chosen = STRATEGIES[strategy]
+    table, spec = read_embeds(self, by_flag=chosen.reference != LOOP)
+    if spec.interpolation not in (*INTERPOLATIONS, "linear"):
+        return f"a position table with interpolation mode {spec.interpolation!r}"
+    tensors = (x, *table)
+    if isinstance(patch_coord, Tensor):
+        tensors += (patch_coord,)
+    context = context_of(*tensors)
+    try:
+        if context is None:  # plain eager code, in which there is nothing that ours cannot take
+            eager.add(x, table, patch_coord, spec, chosen)
+            return None
+        reason = why_unsupported(*tensors)
+        if reason is None:
+            graphs.add(x, table, patch_coord, spec, chosen, context)
+        return reason
+    except InvalidCoordinateError:
+        if not spec.samples():
+            raise
+        # timm's grid_sample flag samples wherever a coordinate lies.
+        return "coordinates that name no cell"
 
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
 @_adds("_apply_factorized_pos_embed", IMAGE_STRATEGIES)
 def add_to_images(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | None:
     """Modifications: the chosen strategy, "matmul" for "grid_sample"."""
-    return _add(strategy, self, x, tuple(grid_size))
+    return add_to_batch(strategy, self, x, tuple(grid_size))
 
 
 def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> Tensor | str:

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from .spec import OLDER_FLAG, ResizeSpec
+from .spec import ResizeSpec
 
 
 def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
@@ -98,10 +98,8 @@ def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Where a position lies on the table's axis, without antialiasing: float32."""
-    if spec.reference == OLDER_FLAG:
-        return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
     if spec.samples():
-        # Where newer timm's flag puts a cell in [-1, 1], and the cells between -1 and 1.
+        # Where timm's flag puts a cell in [-1, 1], and the cells between -1 and 1.
         if spec.align_corners:
             place = divide(2 * position, (n - 1).clamp(min=1)) - 1
             cells = n0 - 1
@@ -117,19 +115,6 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     if spec.interpolation == "linear":  # PyTorch's kernel for lines rounds product and sum apart
         return scale * (position + 0.5) - 0.5
     return multiply_add(scale, position + 0.5, -0.5, most=n0)
-
-
-def _affine_position(position: Tensor, n: Tensor) -> Tensor:
-    """The same in older timm: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
-    longest = n.amax(0)  # of the batch
-    position = position + longest * (position < 0)  # timm's index -1 is the last one
-    zoom = divide(longest, n)
-    step = divide(2, (longest - 1).clamp(min=1))
-    # linspace goes from both ends to the middle.
-    from_end = torch.minimum(position, longest - 1 - position)
-    half = multiply_add(step, from_end, -1, most=2)
-    line = torch.where(2 * position + 1 < longest, half, -half)
-    return divide(line * (longest - 1), longest) * zoom + (zoom - 1)
 
 
 def divide(a: Tensor | int, n: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ have changed, also unseen by PyTorch's version counter, so its contents are comp
 
 Dispatch modes watch operators: a selective checkpoint counts them, others change what they return.
 What they see must not depend on what is kept. So results by arguments are computed out of their
-sight, and where one watches (``tracing.is_watched``) nothing of a source is taken or kept.
+sight, and where one watches (``tracing.watcher``) nothing of a source is taken or kept.
 
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest
 time goes first. Entries of a deleted model stay until then, or until ``clear_all``.

@@ -83,21 +83,14 @@ def grid_taps(
     height, width = spec.resized_size(h, w)
     if grid == spec.own_size(table_size):  # both are identities
         height, width = grid
-    longest_h, longest_w = spec.batch_max
-    y = axis_taps(h, height, h0, spec, longest_h, dtype, transpose)
-    x = axis_taps(w, width, w0, spec, longest_w, dtype, transpose)
+    y = axis_taps(h, height, h0, spec, dtype, transpose)
+    x = axis_taps(w, width, w0, spec, dtype, transpose)
     return y, x
 
 
 @kept_by_arguments
 def axis_taps(
-    keep: int,
-    n: int,
-    n0: int,
-    spec: ResizeSpec,
-    batch_max: int,
-    dtype: torch.dtype,
-    transpose: bool,
+    keep: int, n: int, n0: int, spec: ResizeSpec, dtype: torch.dtype, transpose: bool
 ) -> Taps:
     """The taps of the first ``keep`` rows of the matrix (n, n0) that resizes an axis.
 
@@ -107,11 +100,10 @@ def axis_taps(
     """
     if spec.samples():
         positions = torch.arange(keep, dtype=torch.float32, device="cpu")
-        # Beside the axis the longest of the batch, which older timm's positions depend on.
-        lengths = torch.tensor([[n], [batch_max]], dtype=torch.float32, device="cpu")
-        cells, of_cells = tap_weights(positions, lengths, n0, spec)  # (2, keep, taps) each
-        columns = cells[0].flatten().numpy()  # at the border the same cell twice
-        weights = of_cells[0].flatten().to(dtype).numpy()
+        length = torch.tensor(n, dtype=torch.float32, device="cpu")
+        cells, of_cells = tap_weights(positions, length, n0, spec)  # (keep, taps) each
+        columns = cells.flatten().numpy()  # at the border the same cell twice
+        weights = of_cells.flatten().to(dtype).numpy()
         rows = np.arange(keep).repeat(len(columns) // keep)
     else:
         # Unit vectors, and beside them the same with an infinity in place of each 1: (n0, 2*n0).

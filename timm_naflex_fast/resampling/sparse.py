@@ -33,11 +33,10 @@ import torch
 from torch import Tensor
 
 from .block_sum import BlockSum
-from .dense import Embeddings
 from .kept import kept_by_arguments
 from .matrices import Taps, grid_taps
 from .spec import ResizeSpec, Size
-from .tables import PositionTable, whole
+from .tables import Embeddings, PositionTable, whole
 
 
 class SparseSum(NamedTuple):

@@ -8,22 +8,16 @@ from typing import Literal, NamedTuple
 INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
 Size = tuple[int, int]
 
-Reference = Literal["interpolate", "grid_sample", "affine_grid"]
-"""A method of timm's whose result is followed. The last two sample the table at float32 positions,
-by ``F.grid_sample``: they never antialias, resize a grid of the table's own size too, and embed
-padding tokens."""
+Reference = Literal["interpolate", "grid_sample"]
+"""A method of timm's whose result is followed."""
 
 LOOP: Reference = "interpolate"
 """timm's loop over the grids, its default: ``NaFlexEmbeds._apply_learned_naflex_pos_embed``."""
 
 FLAG: Reference = "grid_sample"
-"""The method of its flag ``pos_embed_use_grid_sample``, ``_apply_learned_naflex_pos_embed_grid_sample``,
-in newer releases."""
-
-OLDER_FLAG: Reference = "affine_grid"
-"""The same method in older releases, which take positions from ``F.affine_grid``: part of a grid as
-long as the longest of the batch, which changes their rounding. In every release so does
-``_apply_factorized_naflex_pos_embed_grid_sample``."""
+"""That of its flag ``pos_embed_use_grid_sample``: it samples the learned table at float32 positions, by
+``F.grid_sample``, never antialiases, resizes a grid of the table's own size too, and embeds padding
+tokens."""
 
 
 class ResizeSpec(NamedTuple):
@@ -37,7 +31,6 @@ class ResizeSpec(NamedTuple):
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         reference: whose result it is.
         embeds_padding: tokens after those of the grid get the cells that they name, too.
-        batch_max: for ``OLDER_FLAG``, the largest height and width of the batch.
     """
 
     interpolation: str = "bicubic"
@@ -46,7 +39,6 @@ class ResizeSpec(NamedTuple):
     ar_preserving: bool = False
     reference: str = LOOP
     embeds_padding: bool = False
-    batch_max: Size = (0, 0)
 
     # No property: the compiler of torch 2.4 cannot read one of a named tuple.
     def samples(self) -> bool:
@@ -55,12 +47,9 @@ class ResizeSpec(NamedTuple):
 
     def own_size(self, table_size: Size) -> Size | None:
         """The grid whose embeddings are the table itself, not resized; None if there is none."""
-        if self.samples():
-            return None
         # timm resizes the lines of a factorized embedding to a square even so.
-        if self.ar_preserving and self.interpolation == "linear":
-            return None
-        return table_size
+        is_square = self.ar_preserving and self.interpolation == "linear"
+        return None if is_square or self.reference != LOOP else table_size
 
     def resized_size(self, h: int, w: int) -> Size:
         """The size to which the table is resized for a grid (h, w), before the crop."""
@@ -75,12 +64,11 @@ def learned_spec(
 ) -> ResizeSpec:
     """How a learned table is resized by these options of a library."""
     # timm's flag has no filter to widen, whatever the model's setting for it says.
-    widens = antialias and reference == LOOP
-    return ResizeSpec(interpolation, widens, align_corners, ar_preserving, reference)
+    is_flag = reference != LOOP
+    widens = antialias and not is_flag
+    return ResizeSpec(interpolation, widens, align_corners, ar_preserving, reference, is_flag)
 
 
-def factorized_spec(ar_preserving: bool, reference: str) -> ResizeSpec:
+def factorized_spec(ar_preserving: bool) -> ResizeSpec:
     """How the two tables of lines are resized, whatever the options of a learned table are."""
-    # In every release timm takes the lines of its flag from an affine grid.
-    of_lines = LOOP if reference == LOOP else OLDER_FLAG
-    return ResizeSpec("linear", False, False, ar_preserving, of_lines)
+    return ResizeSpec("linear", False, False, ar_preserving)

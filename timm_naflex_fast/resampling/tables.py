@@ -13,9 +13,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .dense import Embeddings
-from .matrices import interpolate
+from . import kept
+from .matrices import grid_taps, interpolate
 from .spec import ResizeSpec, Size
+
+Embeddings = Iterable[tuple[Size, Tensor]]
+"""The size (h, w) of each grid with its embeddings (h*w, C), in any order."""
 
 PositionTable = tuple[Tensor, ...]
 """A learned table ([1,] H0, W0, C); or two, ([1,] H0, C) and ([1,] W0, C), whose lines are added."""
@@ -66,3 +69,22 @@ def interpolated(
             resized_lines.append(line.flatten(0, -2)[:keep].to(dtype))
         y, x = resized_lines  # (h, C), (w, C)
         yield size, (y[:, None] + x).flatten(0, 1)
+
+
+def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:
+    """The embeddings of each size from a float64 table (H0, W0, C), by dense float64 matrices.
+
+    All else in this package computes this formula faster. It runs where PyTorch has to derive it
+    (second derivatives, ``is_grads_batched``). Neither autocast nor TF32 touches float64.
+    """
+    import einx  # here, because it takes seconds
+
+    h0, w0, _ = table.shape
+    table_size = h0, w0
+    for size in sizes:
+        with kept.unseen():
+            rows, columns = (
+                taps.dense().to(table.device, non_blocking=True)
+                for taps in grid_taps(size, table_size, spec, torch.float32)
+            )  # (h, H0), (w, W0)
+        yield size, einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", rows, table, columns)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch.grids import grid_sizes_from_coord, read_grids, tokens_of_images, whole_numbers
+from ..batch.tokens import grid_sizes_from_coord, read_grids, tokens_of_images, whole_numbers
 from .modules import Rope
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...batch.layout import Sizes
+from ...batch.sizes import Sizes
 from .conventions import Convention, FrameSizes, conventions
 from .format import Array
 from .rule import Stage

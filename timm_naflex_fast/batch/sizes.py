@@ -1,4 +1,4 @@
-"""Where the tokens of a batch lie: by coordinates, by one grid, or by the sizes of the images."""
+"""Sizes of images, as other libraries give them, and the coordinates of their tokens."""
 
 import operator
 from typing import Any, NamedTuple
@@ -7,33 +7,9 @@ import torch
 from torch import Tensor
 
 from ..resampling.kept import kept_by_arguments
-from ..resampling.spec import OLDER_FLAG, ResizeSpec, Size
 from ..tracing import is_tracing
 from .checks import check_numbers
-from .grids import read_grids, tokens_of_images
-from .plan import Plan, Run, Runs
-
-TokenLayout = Tensor | Size
-"""Where the tokens of a batch lie: their coordinates (y, x), (B, N, 2), integers in any dtype; or of
-plain images, whose tokens are in row-major order, the one grid (h, w)."""
-
-
-def check_tokens(x: Tensor, channels: int, patch_coord: TokenLayout | None = None) -> None:
-    """``x`` must be (B, N, channels), and ``patch_coord``, if it is a tensor, (B, N, 2)."""
-    shape = x.shape
-    if len(shape) != 3 or shape[2] != channels:
-        raise ValueError(
-            f"x must be tokens of shape (B, N, {channels}), as wide as the table; "
-            f"got {tuple(shape)}"
-        )
-    if not isinstance(patch_coord, Tensor):
-        return
-    valid = (shape[0], shape[1], 2)
-    if patch_coord.shape != valid:
-        raise ValueError(
-            f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
-            f"got {tuple(patch_coord.shape)}"
-        )
+from .tokens import Run, Runs, TokenLayout, tokens_of_images
 
 
 def coordinates_in_graph(layout: TokenLayout, x: Tensor) -> Tensor:
@@ -43,38 +19,6 @@ def coordinates_in_graph(layout: TokenLayout, x: Tensor) -> Tensor:
     h, w = layout
     cell = torch.arange(h * w, device=x.device)
     return torch.stack((cell // w, cell % w), -1)[None]
-
-
-def plan_of(layout: TokenLayout, x: Tensor, spec: ResizeSpec) -> Plan:
-    """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
-
-    Args:
-        x: (B, N, C) tokens, whose numbers are not used.
-        spec: how the table is resized. In the plan it also holds the batch's largest grid, where
-            that changes the rounding.
-
-    Returns:
-        A plan without a grid when the batch holds no token. Padding tokens, those from the h*w-th
-        on, are not looked at, except where they get embeddings too.
-
-    Raises:
-        InvalidCoordinateError: see ``read_grids``.
-    """
-    batch, length, _ = x.shape
-    if not isinstance(layout, Tensor):
-        h, w = layout
-        # Where the tokens are not h*w, PyTorch says so when it adds.
-        return Plan({(h, w): [Run(slice(0, batch), slice(0, length), h * w)]}, spec)
-    if x.numel() == 0:
-        return Plan({}, spec)
-
-    # The one copy from the device in a call: what follows is known on the host.
-    runs = read_grids(layout, x.device, spec.samples() or spec.embeds_padding)
-    # Positions are rounded as part of the longest grid's.
-    if spec.reference == OLDER_FLAG:
-        heights, widths = zip(*runs)
-        spec = spec._replace(batch_max=spec.resized_size(max(heights), max(widths)))
-    return Plan(runs, spec)
 
 
 class Sizes(NamedTuple):
@@ -90,8 +34,8 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, device: torch.device, spec: ResizeSpec) -> tuple[int, Plan]:
-        """How many tokens T all images have, and their plan as one sample (1, T, C).
+    def runs(self, device: torch.device) -> tuple[int, Runs]:
+        """How many tokens T all images have, and their runs as one sample (1, T, C).
 
         Raises:
             ValueError: those of ``on_host``.
@@ -112,7 +56,7 @@ class Sizes(NamedTuple):
                 if self.embeds_padding:
                     of_size.append(Run(row, padding, 1))
                 end = padding.stop
-        return end, Plan(runs, spec)
+        return end, runs
 
     def on_host(self) -> list[tuple[int, int, int]]:
         """The sizes, as (t, h, w): t frames of h x w cells. A tensor is read from its device.
