@@ -41,7 +41,8 @@ def stock_timm():
     """Every test ends with timm as it came, nothing enabled and empty caches, or fails."""
     from tests.support import oracles
     from timm_naflex_fast import disable, status
-    from timm_naflex_fast.patching.choices import STOCK, holding
+    from timm_naflex_fast.patching.calls import STOCK
+    from timm_naflex_fast.patching.choices import holding
     from timm_naflex_fast.resampling import kept
 
     def left():

@@ -133,7 +133,7 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     Where they cannot, PyTorch's own operations have to run: a library's own code, or
     ``backends/traceable.py``.
     """
-    if is_tracing():
+    if watcher() == "tracer":
         # What is recorded can be differentiated and batched, and tracers have classes of their own.
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
     return _refused(tensors)

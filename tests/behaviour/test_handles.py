@@ -17,7 +17,7 @@ from tests.support.checks import during, slow
 from tests.support.oracles import embed, is_pristine, small_vit, uses, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching.choices import CHOICES_ATTRIBUTE, STOCK
+from timm_naflex_fast.patching.calls import CHOICES_ATTRIBUTE, STOCK
 
 MODES = ("grid_sample", "matmul", "interpolate_cached")
 FORMS = {  # what a user may hand over as a model

@@ -12,7 +12,7 @@ import pytest
 
 import timm_naflex_fast
 from timm_naflex_fast import functional
-from timm_naflex_fast.patching.choices import STOCK
+from timm_naflex_fast.patching.calls import STOCK
 from timm_naflex_fast.pictures import patches_of
 
 ROOT = Path(__file__).resolve().parents[2]

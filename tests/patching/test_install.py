@@ -29,7 +29,7 @@ from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import choices, transformers_methods
-from timm_naflex_fast.patching.choices import STOCK, Settings
+from timm_naflex_fast.patching.calls import STOCK, Settings
 
 pytestmark = pytest.mark.usefixtures("clean")
 LEARNED = "_apply_learned_naflex_pos_embed"

@@ -12,7 +12,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from tests.support.oracles import defined_in, is_pristine
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import releases as contract
-from timm_naflex_fast.patching.choices import STOCK
+from timm_naflex_fast.patching.calls import STOCK
 from timm_naflex_fast.patching.timm_methods import LIBRARY
 
 

@@ -37,7 +37,7 @@ def thousand(source, key):
 def asked(source, *keys):
     """Ask for tensors made of ``source``: the keys of those that were not kept yet."""
     made.clear()
-    frozen = kept.frozen((source,))
+    frozen = kept.frozen((source,), keys)
     if frozen is None:
         return [*keys]
     for key in keys:
@@ -96,21 +96,21 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
 def empty_entries(n):
     sources = torch.zeros(n, 8)
     for k in range(n):
-        kept.frozen((sources[k],))
+        kept.frozen((sources[k],), ["size"])
 
 
 def small_tensors(n):
     source = torch.zeros(3)
-    kept.frozen((source,))
+    kept.frozen((source,), ["size"])
     small = kept.kept_by_arguments(lambda *_: torch.zeros(8))
     for number in range(n):
-        small(kept.frozen((source,)), ("size", number))
+        small(kept.frozen((source,), ["size"]), ("size", number))
 
 
 def copies_of_tables(n):
     tables = torch.randn(n // 20, 16, 16, 8)
     for k in range(2 * len(tables)):
-        kept.frozen((tables[k // 2],))
+        kept.frozen((tables[k // 2],), ["size"])
 
 
 def embeddings_and_weights(n):
@@ -225,11 +225,11 @@ def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
 @pytest.mark.parametrize("changed", [0, 1])
 def test_what_is_kept_is_dropped_when_any_source_changes(changed):
     sources = (torch.zeros(3), torch.zeros(3))
-    kept.frozen(sources)
-    thousand(kept.frozen(sources), "key")
+    kept.frozen(sources, ["key"])
+    thousand(kept.frozen(sources, ["key"]), "key")
     assert finished_tables() == 1
     sources[changed].add_(1)
-    assert kept.frozen(sources) is None
+    assert kept.frozen(sources, ["key"]) is None
     assert finished_tables() == 0
 
 

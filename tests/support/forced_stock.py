@@ -8,7 +8,7 @@ import functools
 
 import pytest
 
-from timm_naflex_fast.patching import decide
+from timm_naflex_fast.patching import calls
 from timm_naflex_fast.tracing import constant_while_traced
 
 asked = []
@@ -29,8 +29,8 @@ def with_forced(self, compute):
     return compute
 
 
-replace = decide.Replacement.__call__
-decide.Replacement.__call__ = with_forced
+replace = calls.Replacement.__call__
+calls.Replacement.__call__ = with_forced
 
 
 @pytest.hookimpl(hookwrapper=True)

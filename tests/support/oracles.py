@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from timm_naflex_fast import tracing
-from timm_naflex_fast.patching import counts
+from timm_naflex_fast.patching import calls
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import grid_taps
 from timm_naflex_fast.resampling.spec import LOOP, factorized_spec, learned_spec
@@ -284,11 +284,9 @@ def uses(model):
 
     Counted while it runs, and its result must be that one's.
     """
-    before = counts.call_counts.calls.copy()
+    before = calls.call_counts.calls.copy()
     got = embed(model)
-    ran = {
-        strategy for (step, strategy) in counts.call_counts.calls - before if step == "pos_embed"
-    }
+    ran = {strategy for (step, strategy) in calls.call_counts.calls - before if step == "pos_embed"}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     by_timm = STOCK["_apply_learned_naflex_pos_embed"]
     with torch.no_grad():

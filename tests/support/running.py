@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import counts
+from timm_naflex_fast.patching.calls import Counts
 
 FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
 
@@ -38,14 +38,14 @@ def ran(*strategies, component="pos_embed"):
     """Count what runs inside, whoever enables it; fail unless each of ``strategies`` did. Also a
     decorator."""
     seen = Counter()
-    record = counts.record_call
+    record = Counts.record
 
     @torch.compiler.assume_constant_result  # as the function that it wraps
-    def count_and_record(component, strategy, *reason):
+    def count_and_record(counts, component, strategy, *reason):
         seen[component, strategy] += 1
-        record(component, strategy, *reason)
+        record(counts, component, strategy, *reason)
 
-    with mock.patch.object(counts, "record_call", count_and_record):
+    with mock.patch.object(Counts, "record", count_and_record):
         yield seen
     missing = [name for name in strategies if not seen[component, name]]
     assert not missing, f"{component} by {', '.join(missing)} never ran; what ran: {dict(seen)}"

@@ -11,7 +11,7 @@ The way of a call, where the table is frozen and its grids came before::
                   -> eager.add                   checks ``x``
                   -> tokens.runs_of              reads the grids
                   -> eager.add_runs              nobody trains: no word to autograd
-                  -> kept.frozen                 the table has the same bits: what was kept of it
+                  -> kept.frozen                 a size came before, and the table has the same bits
                   -> tokens.add_to_tokens        adds it to the samples of each grid
 
 Where the table trains, ``add_runs`` tells autograd, and the strategy computes what is added. Backward:
@@ -39,7 +39,7 @@ from ..batch.tokens import (
 )
 from ..resampling import kept, sparse
 from ..resampling.spec import ResizeSpec, Size
-from ..resampling.tables import Embeddings, PositionTable, definition, size_of, whole
+from ..resampling.tables import Embeddings, PositionTable, definition, whole
 from ..strategies import Strategy
 from ..tracing import why_unsupported
 
@@ -101,23 +101,87 @@ def add_runs(
     """
     if not runs:
         return
-    has_grad = torch.is_grad_enabled()
-    trains = has_grad and any(part.requires_grad for part in table)
-    if trains or (has_grad and x.requires_grad):
+    if not torch.is_grad_enabled():
+        _write(x, table, runs, spec, strategy, may_keep=may_keep)
+        return
+    trains = table[0].requires_grad or table[-1].requires_grad
+    if trains or x.requires_grad:
         cells = whole(table)
         AddedInPlace.apply(x, partial(gradient, cells.shape, runs, spec), cells)
     with torch.no_grad():
-        # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
-        # cost no more.
-        frozen = None
-        if may_keep and not trains and x.is_cpu and _is_worth_comparing(table, runs, spec):
-            frozen = kept.frozen(table)
-        if frozen is None:
-            embeddings = strategy.resample(table, runs, spec, x.dtype)
+        _write(x, table, runs, spec, strategy, may_keep=may_keep and not trains)
+
+
+def _write(
+    x: Tensor,
+    table: PositionTable,
+    runs: Runs,
+    spec: ResizeSpec,
+    strategy: Strategy,
+    *,
+    may_keep: bool,
+) -> None:
+    """:func:`add_runs` without a word to autograd."""
+    sizes = list(runs)
+    learned = table[0]
+    table_size = learned.shape[-3:-1]
+    if len(table) == 1 and table_size in runs and spec.own_size(table_size):
+        # It is not resized.
+        add_to_tokens(x, runs[table_size], learned.flatten(0, -2))
+        sizes.remove(table_size)
+        if not sizes:
+            return
+    # On an accelerator nothing is kept: the host would wait for the comparison, and the sums cost
+    # no more.
+    for size, of_grid in _embeddings(
+        table, sizes, spec, strategy, x.dtype, may_keep=may_keep and x.is_cpu
+    ):
+        add_to_tokens(x, runs[size], of_grid)
+
+
+def _embeddings(
+    table: PositionTable,
+    sizes: list[Size],
+    spec: ResizeSpec,
+    strategy: Strategy,
+    dtype: torch.dtype,
+    *,
+    may_keep: bool,
+) -> Embeddings:
+    """The embeddings of each size: what is kept of the table, in ``dtype``, and the rest.
+
+    To compare the table with what was kept of it costs two reads of each of its cells; to sum, about
+    eight reads of each cell of a grid. So a table that is much larger than its grids is never
+    compared.
+    """
+    compared = 0
+    for part in table:
+        compared += part.numel() // part.shape[-1]
+    summed = 0
+    for h, w in sizes:
+        summed += h * w
+    frozen = None
+    if may_keep and 2 * compared < 8 * summed:
+        frozen = kept.frozen(table, sizes)
+    if frozen is None:
+        yield from strategy.resample(table, sizes, spec, dtype)
+        return
+
+    options = (frozen, strategy, spec, dtype)
+    missing = []
+    for size in sizes:
+        of_grid = kept.use((*options, size))
+        if of_grid is None:
+            missing.append(size)
         else:
-            embeddings = _kept_embeddings(frozen, runs, spec, strategy, x.dtype)
-        for size, of_grid in embeddings:
-            add_to_tokens(x, runs[size], of_grid)
+            yield size, of_grid
+    if missing:
+        with kept.unseen():
+            resampled = strategy.resample(frozen.tensors, missing, spec, dtype)
+            new = [(size, of_grid.to(dtype)) for size, of_grid in resampled]
+        for size, of_grid in new:
+            kept.keep((*options, size), of_grid)
+            yield size, of_grid
 
 
 class AddedInPlace(torch.autograd.Function):
@@ -142,42 +206,6 @@ class AddedInPlace(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             of_table = ctx.gradient(g)
         return g, None, of_table
-
-
-def _is_worth_comparing(table: PositionTable, runs: Runs, spec: ResizeSpec) -> bool:
-    """Whether to compare the table with what was kept of it costs less than to resample it.
-
-    To compare costs two reads of each of its cells; to sum, about eight reads of each cell of a
-    grid. So a table that is much larger than its grids is never compared.
-    """
-    own_size = spec.own_size(size_of(table))  # its embeddings are the table itself
-    summed = 0
-    for h, w in runs:
-        if (h, w) != own_size:
-            summed += h * w
-    compared = sum(part.shape[:-1].numel() for part in table)
-    return 2 * compared < 8 * summed
-
-
-def _kept_embeddings(
-    table: kept.Frozen, runs: Runs, spec: ResizeSpec, strategy: Strategy, dtype: torch.dtype
-) -> Embeddings:
-    """The embeddings of each grid in ``dtype``: what is kept of the table, and the rest."""
-    options = (table, strategy, spec, dtype)
-    missing = []
-    for size in runs:
-        of_grid = kept.use((*options, size))
-        if of_grid is None:
-            missing.append(size)
-        else:
-            yield size, of_grid
-    if missing:
-        with kept.unseen():
-            resampled = strategy.resample(table.tensors, missing, spec, dtype)
-            new = [(size, of_grid.to(dtype)) for size, of_grid in resampled]
-        for size, of_grid in new:
-            kept.keep((*options, size), of_grid)
-            yield size, of_grid
 
 
 def gradient(shape: Sequence[int], runs: Runs, spec: ResizeSpec, g: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def resample_kernel(
     trains = torch.is_grad_enabled() and weight.requires_grad
     known = None
     if may_keep and not trains and weight.is_cpu and context_of(weight) is None:
-        known = frozen((kernels,))
+        known = frozen((kernels,), [new])
     resized = _resample(kernels, new, spec) if known is None else _kept_kernel(known, new, spec)
     if is_by_pixel:
         return resized.permute(0, 3, 1, 2)

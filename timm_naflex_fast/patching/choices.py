@@ -13,7 +13,6 @@ Tests: tests/patching/test_install.py.
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,13 +21,13 @@ from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary
 
 from ..names import STRATEGY_NAMES, StrategyName, check_valid
+from .calls import CHOICES_ATTRIBUTE, Counts, Settings
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
 VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
 EXACT = {"patch_embed": "matmul", "rope": "batched"}  # with every mode but "stock"
 ALIASES = {"matmul_resample": "matmul"}
-CHOICES_ATTRIBUTE = "_naflex_fast_choices"
 
 lock = threading.RLock()
 """Held by whoever begins or ends choices."""
@@ -37,20 +36,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which forks no process
     os.register_at_fork(
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What computes each component; ``"stock"`` is the library's own code."""
-
-    pos_embed: str = "stock"
-    patch_embed: str = "stock"
-    rope: str = "stock"
-    # Raise where the library's own code had to run.
-    strict: bool = field(default=False, repr=False, compare=False)
-
-
-STOCK = Settings()
 
 
 def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
@@ -78,19 +63,6 @@ def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Setti
         if name is not None:
             modes[component] = check_name(component, name, VALID_MODES[component])
     return Settings(**modes, strict=strict)
-
-
-@dataclass
-class Counts:
-    """What ran since an ``enable()``.
-
-    ``calls``: how often each (component, strategy) ran: ("pos_embed", "matmul"), ("pos_embed",
-    "stock"), ... ``fallbacks``: how often a library's own code ran although something else was
-    chosen, by reason.
-    """
-
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    fallbacks: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(eq=False)

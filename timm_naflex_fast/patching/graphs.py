@@ -1,7 +1,5 @@
 """Compiled graphs that would not notice what holds now.
 
-This file compiles nothing, see ``counts``.
-
 Tests: tests/behaviour/test_compiled_choice.py.
 """
 

@@ -2,7 +2,7 @@
 
 Each ``enable()`` is a ``Choice``, which is put on a model's modules, or on libraries. While a
 choice for a library has not ended, ours is in place there, and asks at each call what holds
-(``decide.settings_for``). So nothing is put on or taken off when one choice hides another.
+(``calls.settings_for``). So nothing is put on or taken off when one choice hides another.
 
 Everything is imported before the lock is taken: a thread that imports a library may be about to
 call ``enable()``.
@@ -23,12 +23,10 @@ from typing import Any
 from torch import nn
 
 from ..resampling import kept
-from . import counts
+from . import calls
+from .calls import CHOICES_ATTRIBUTE, STOCK, Counts, Replacement, settings_for
 from .choices import (
-    CHOICES_ATTRIBUTE,
-    STOCK,
     Choice,
-    Counts,
     Mode,
     check_name,
     end,
@@ -38,7 +36,6 @@ from .choices import (
     parse_settings,
     put,
 )
-from .decide import Replacement, settings_for
 from .graphs import forget_graphs
 from .library import Library, is_ours, known_libraries
 from .not_served import not_served
@@ -124,9 +121,9 @@ def _put_on(library: Library) -> bool:
 def take_off_unneeded() -> None:
     """Put a library's own functions back where no choice needs ours, but for what is under another
     package's; and count what runs for the newest choice."""
-    counts.call_counts = Counts()
+    calls.call_counts = Counts()
     for choice in holding():
-        counts.call_counts = choice.counts
+        calls.call_counts = choice.counts
     for library in known_libraries - libraries_in_use():
         for owner, name, replacement in _places(library, is_ours):
             setattr(owner, name, replacement.replaced)
@@ -292,7 +289,7 @@ def disable(model: nn.Module | None = None) -> None:
                 end(choice)
         elif any(settings_for(None, library) != STOCK for library in places):
             # What was counted goes on.
-            own = Choice(STOCK, counts=counts.call_counts)
+            own = Choice(STOCK, counts=calls.call_counts)
             put(own, places)
         else:
             for module in itertools.chain(*places.values()):

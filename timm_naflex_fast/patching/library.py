@@ -30,7 +30,7 @@ class Library:
     reads: Mapping[str, Mapping[str, str]]
     # For ``status()``: on releases before a version.
     notes: Mapping[str, str] = field(default_factory=dict)
-    # Each is a ``Replacement``: see ``decide``.
+    # Each is a ``Replacement``: see ``calls``.
     replacements: dict[Key, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

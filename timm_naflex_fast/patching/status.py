@@ -9,16 +9,9 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from . import counts
-from .choices import (
-    STOCK,
-    VALID_MODES,
-    Settings,
-    holding,
-    libraries_in_use,
-    lock,
-)
-from .decide import settings_for
+from . import calls
+from .calls import STOCK, Settings, settings_for
+from .choices import VALID_MODES, holding, libraries_in_use, lock
 from .install import imported_libraries, modules_of, take_off_unneeded
 from .library import Library, author_of, calls_ours, known_libraries
 from .not_served import loaded_classes, not_served
@@ -123,8 +116,8 @@ def status(model: nn.Module | None = None) -> Status:
             replaced=replaced,
             timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch=torch.__version__,
-            calls=dict(counts.call_counts.calls),
-            fallbacks=dict(counts.call_counts.fallbacks),
+            calls=dict(calls.call_counts.calls),
+            fallbacks=dict(calls.call_counts.fallbacks),
             notes=tuple(notes),
         )
 

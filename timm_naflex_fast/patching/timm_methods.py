@@ -1,6 +1,6 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
-Each has timm's arguments after the strategy: see ``decide.Replacement``. In older releases of timm a
+Each has timm's arguments after the strategy: see ``calls.Replacement``. In older releases of timm a
 position table has neither an ``antialias`` nor an ``align_corners`` setting.
 
 Tests: tests/patching/test_timm.py.
@@ -24,15 +24,14 @@ from ..resampling.spec import (
     LOOP,
     ResizeSpec,
     factorized_spec,
-    learned_spec,
 )
 from ..resampling.tables import PositionTable
 from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, context_of, why_unsupported
+from .calls import Replacement
 from .choices import MODES
-from .decide import Replacement
 from .library import EXACT_STRATEGIES, Library
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -130,11 +129,11 @@ def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, R
     preserving = embeds.pos_embed_ar_preserving
     table = embeds.pos_embed
     if table is not None:
-        # Older releases of timm lack two of these settings.
-        antialias = getattr(embeds, "pos_embed_antialias", True)
+        # Older releases of timm lack two of these settings. The flag has no filter to widen.
+        antialias = not by_flag and getattr(embeds, "pos_embed_antialias", True)
         align_corners = getattr(embeds, "pos_embed_align_corners", False)
         mode = embeds.pos_embed_interp_mode
-        spec = learned_spec(mode, antialias, align_corners, preserving, reference)
+        spec = ResizeSpec(mode, antialias, align_corners, preserving, reference, by_flag)
         return (table,), spec
     rows = embeds.pos_embed_y
     if rows is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..tracing import why_unsupported
-from .decide import Replacement
+from .calls import Replacement
 from .library import EXACT_STRATEGIES, Library
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"

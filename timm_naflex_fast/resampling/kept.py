@@ -3,7 +3,8 @@
 - ``kept_by_arguments``: results that depend on the arguments alone (the taps of an axis, resize
   steps, pseudo-inverses).
 - ``frozen``: a library's parameters, the sources (position tables, patch kernels), for as long as
-  they hold the same bits. What is computed from them is kept by this argument.
+  they hold the same bits. What is computed from them is kept by this argument, from the second
+  time that a size is asked for: one that never comes again costs neither memory nor a comparison.
 
 The same source is a tensor with the same place in memory, dtype, shape and strides: a compiled
 graph and a library's view make a new tensor for one parameter in each call. What lies there may
@@ -20,7 +21,7 @@ time goes first. Entries of a deleted model stay until then, or until ``clear_al
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -28,6 +29,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from .spec import Size
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
@@ -43,8 +46,9 @@ TENSOR_BYTES = 640
 class Frozen:
     """Sources whose bits are known. Results are kept by it, as by any other argument."""
 
-    versions: tuple[int, ...]
-    copies: tuple[bytearray, ...] = ()  # the bytes of the sources; at first none
+    versions: list[int]
+    met: set[Size]  # the sizes that were asked for
+    copies: Sequence[bytearray] = ()  # the bytes of the sources; at first none
     tensors: Sources = ()  # the sources, in that memory: another thread may write to the sources
 
     @property
@@ -119,37 +123,39 @@ def keep(key: Key, result: Any) -> None:
             _drop(oldest)
 
 
-def frozen(sources: Sources) -> Frozen | None:
-    """What a result of these sources, on a CPU, is kept by, as long as they have the same bits.
+def frozen(sources: Sources, sizes: Collection[Size]) -> Frozen | None:
+    """What results of these sources, on a CPU, are kept by, as long as they have the same bits.
 
-    None in the first call with these contents: the weights of a teacher change in each step. The
-    second copies them.
+    None if none of the sizes came before with these contents: a size may never come again, and the
+    weights of a teacher change in each step. The second call copies the sources.
     """
-    # An inference tensor has no version, so any constant will do.
-    versions = tuple(0 if source.is_inference() else source._version for source in sources)
-    place = tuple(
-        (source.data_ptr(), source.dtype, source.shape, source.stride()) for source in sources
-    )
+    versions = []
+    place: Key = ()
+    for source in sources:
+        # An inference tensor has no version, so any constant will do.
+        versions.append(0 if source.is_inference() else source._version)
+        place += (source.data_ptr(), source.dtype, source.shape, source.stride())
     known: Frozen | None = use(place)
-    sources = tuple(source.detach().resolve_neg() for source in sources)
     # As far as the versions tell, which cost nothing; then bit by bit.
-    if (
-        known is None
-        or known.versions != versions
-        or any(copy != memoryview(_bytes(source)) for copy, source in zip(known.copies, sources))
-    ):
-        keep(place, Frozen(versions))
-        return None
-    if not known.copies:
-        with unseen():
-            copies = tuple(bytearray(_bytes(source)) for source in sources)
-            tensors = tuple(
-                torch.frombuffer(copy, dtype=source.dtype).as_strided(source.shape, source.stride())
-                for copy, source in zip(copies, sources)
-            )
-        known = Frozen(versions, copies, tensors)
-        keep(place, known)
-    return known
+    if known is not None and known.versions == versions:
+        if known.met.isdisjoint(sizes):
+            known.met.update(sizes)
+            return None
+        contents = []
+        lines = []
+        for source in sources:
+            content = source.detach().resolve_neg()
+            contents.append(content)
+            lines.append(_bytes(content))
+        if not known.copies:
+            copies = [bytearray(line) for line in lines]
+            known = Frozen(versions, known.met, copies, _copied(contents, copies))
+            keep(place, known)
+            return known
+        if known.copies == lines:
+            return known
+    keep(place, Frozen(versions, set(sizes)))
+    return None
 
 
 def clear_all() -> None:
@@ -172,15 +178,28 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def _bytes(tensor: Tensor) -> Any:
-    """The memory from a tensor's first number to its last, as NumPy's array of bytes.
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory from a tensor's first number to its last.
 
     Python compares two buffers as they stand in memory: a table of 16 x 16 x 768 in 20 us, where
     ``torch.equal`` takes 70 us on integers, and an operator of NumPy's writes a result first.
     """
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    last = 0
+    for n, stride in zip(tensor.shape, tensor.stride()):
+        last += (n - 1) * stride
     line = tensor.as_strided((last + 1,), (1,))
-    return line.view(torch.uint8).numpy()
+    array: Any = line.view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _copied(tensors: Sequence[Tensor], copies: Sequence[bytearray]) -> Sources:
+    """Tensors like these, in the memory of their copies."""
+    copied = []
+    with unseen():
+        for tensor, copy in zip(tensors, copies):
+            line = torch.frombuffer(copy, dtype=tensor.dtype)
+            copied.append(line.as_strided(tensor.shape, tensor.stride()))
+    return tuple(copied)
 
 
 def _drop(key: Key) -> None:

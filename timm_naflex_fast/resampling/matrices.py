@@ -65,6 +65,7 @@ class Taps(NamedTuple):
     rows: Any
     columns: Any
     weights: Any
+    offsets: Any  # which tap is the first of each row
     shape: Size  # of the matrix
 
     def dense(self) -> Tensor:
@@ -112,9 +113,14 @@ def axis_taps(
         resized = _resize_axis(signals, n, spec)[:keep].numpy()  # (keep, 2*n0)
         rows, columns = (~np.isfinite(resized[:, n0:])).nonzero()
         weights = resized[rows, columns]
+    shape = keep, n0
     if transpose:
-        return Taps(columns, rows, weights, (n0, keep))
-    return Taps(rows, columns, weights, (keep, n0))
+        by_column = columns.argsort(kind="stable")
+        rows, columns = columns[by_column], rows[by_column]
+        weights = weights[by_column]
+        shape = n0, keep
+    offsets = rows.searchsorted(np.arange(shape[0]))
+    return Taps(rows, columns.astype(np.int32), weights, offsets.astype(np.int32), shape)
 
 
 def _resize_axis(signals: Tensor, n: int, spec: ResizeSpec) -> Tensor:

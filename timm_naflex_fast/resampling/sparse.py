@@ -26,7 +26,7 @@ after the other would be wrong by 1e-5.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -78,8 +78,12 @@ def resize_steps(
     if both_axes_together(len(y.rows), len(x.rows), size, w0):
         return (_kron(y, x, device, without_empty_rows=transpose),)
     # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell.
-    along_y = _kron(y, _identity(1, y), device)
-    along_x = _kron(_identity(h, x), x, device)
+    along_y = _sum_of_taps(y.columns, y.offsets, y.weights, device)
+    # I (x) A_w: the taps of A_w in each line.
+    line = np.arange(h, dtype=np.int32)[:, None]
+    columns = line * x.shape[1] + x.columns
+    offsets = line * len(x.columns) + x.offsets
+    along_x = _sum_of_taps(columns, offsets, x.weights[None].repeat(h, 0), device)
     return (along_x, along_y) if transpose else (along_y, along_x)
 
 
@@ -109,7 +113,6 @@ def resample(
     h0, w0, channels = cells.shape
     dtype = torch.promote_types(dtype, torch.float32)
     source = cells.flatten(0, 1).contiguous().to(dtype)  # (H0*W0, C)
-    table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
     # Grids of one height share the sum along y.
     for same_height in _by_height(sizes, spec):
         after_y = None  # (h*W0, C), shared by all grids of this height
@@ -123,6 +126,7 @@ def resample(
                 along_y, along_x = steps
                 # Only when the first of them needs it: the others may sum both axes at once.
                 if after_y is None:
+                    table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
                     after_y = along_y(table_rows).view(-1, channels)
                 yield size, along_x(after_y)
 
@@ -179,10 +183,13 @@ def _by_height(sizes: Iterable[Size], spec: ResizeSpec) -> list[list[Size]]:
     return list(heights.values())
 
 
-def _identity(n: int, like: Taps) -> Taps:
-    """The taps of an identity matrix."""
-    cells = np.arange(n)
-    return Taps(cells, cells, np.ones(n, like.weights.dtype), (n, n))
+def _sum_of_taps(columns: Any, offsets: Any, weights: Any, device: torch.device) -> SparseSum:
+    """The sums of these taps, row by row: NumPy's arrays of any shape."""
+    return SparseSum(
+        torch.from_numpy(columns.ravel()).to(device),
+        torch.from_numpy(offsets.ravel()).to(device),
+        torch.from_numpy(weights.ravel()).to(device),
+    )
 
 
 def _kron(y: Taps, x: Taps, device: torch.device, without_empty_rows: bool = False) -> SparseSum:
@@ -206,9 +213,5 @@ def _kron(y: Taps, x: Taps, device: torch.device, without_empty_rows: bool = Fal
         (rows_with_taps,) = counts.nonzero()
         offsets = offsets[rows_with_taps]
         filled = torch.from_numpy(rows_with_taps).to(device)
-    return SparseSum(
-        torch.from_numpy(columns[by_row].astype(np.int32)).to(device),
-        torch.from_numpy(offsets.astype(np.int32)).to(device),
-        torch.from_numpy(weights[by_row]).to(device),
-        filled,
-    )
+    sums = _sum_of_taps(columns[by_row], offsets.astype(np.int32), weights[by_row], device)
+    return sums._replace(rows=filled)

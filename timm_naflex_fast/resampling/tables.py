@@ -44,19 +44,17 @@ def interpolated(
 ) -> Embeddings:
     """The embeddings (h*w, C) of each size by timm's own calls of ``F.interpolate``, in float32.
 
-    Those of two tables in ``dtype``: timm casts each before it adds them.
+    None of the sizes is a learned table's own, which timm does not resize. The embeddings of two
+    tables are in ``dtype``: timm casts each before it adds them.
     """
-    own_size = spec.own_size(size_of(table))
     for size in sizes:
         h, w = size
         resized_size = spec.resized_size(h, w)
         if len(table) == 1:
-            (resized,) = table
-            if size != own_size:
-                resized = interpolate(resized.float(), resized_size, spec)
-                if spec.ar_preserving:
-                    # A copy: what is kept would else keep the whole square in memory.
-                    resized = resized[:, :h, :w].clone()
+            resized = interpolate(table[0].float(), resized_size, spec)
+            if spec.ar_preserving:
+                # A copy: what is kept would else keep the whole square in memory.
+                resized = resized[:, :h, :w].clone()
             yield size, resized.reshape(h * w, -1)
             continue
 

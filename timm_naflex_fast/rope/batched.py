@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch.tokens import grid_sizes_from_coord, read_grids, tokens_of_images, whole_numbers
+from ..batch.tokens import grid_sizes_from_coord, runs_of, tokens_of_images, whole_numbers
 from .modules import Rope
 
 
@@ -36,7 +36,7 @@ def batched_rope(
         embeddings (B, heads, N, 2D), one per block, each made when it is asked for.
 
     Raises:
-        InvalidCoordinateError: see ``read_grids``. Not checked with ``traceable``, nor on a GPU:
+        InvalidCoordinateError: see ``runs_of``. Not checked with ``traceable``, nor on a GPU:
             nothing is read back.
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
@@ -51,7 +51,7 @@ def batched_rope(
     has_padding = True
     # On a GPU sines are free, and host reads are not.
     if not traceable and coord.is_cpu and coord.numel() > 0:
-        read_grids(coord, coord.device)  # it refuses coordinates that are no cells
+        runs_of(coord, coord, embeds_padding=False)  # it refuses coordinates that are no cells
         line = line_of_token(rope, coord, size, is_padding)
         has_padding = bool(is_padding.any())
     if line is not None:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import status
 from timm_naflex_fast.commands.cli import run as launcher
-from timm_naflex_fast.patching.choices import Settings
+from timm_naflex_fast.patching.calls import Settings
 
 RUN = ["-m", "timm_naflex_fast", "run"]
 TORCHRUN = "torchrun --standalone --nproc-per-node 2"

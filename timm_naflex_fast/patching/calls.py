@@ -1,20 +1,68 @@
-"""What serves a call: ours, as chosen, or the library's own code.
+"""What a call asks: which settings hold, and so what serves it, ours or the library's own code; and
+what is counted of it.
 
 Tests: tests/patching/test_status.py.
 """
 
+import sys
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import counts, graphs
-from .choices import CHOICES_ATTRIBUTE, STOCK, Settings
+from ..tracing import constant_while_traced
+from . import graphs
 from .library import Key, Library
 
 Function = Callable[..., Any]
+CHOICES_ATTRIBUTE = "_naflex_fast_choices"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What computes each component; ``"stock"`` is the library's own code."""
+
+    pos_embed: str = "stock"
+    patch_embed: str = "stock"
+    rope: str = "stock"
+    # Raise where the library's own code had to run.
+    strict: bool = field(default=False, repr=False, compare=False)
+
+
+STOCK = Settings()
+
+
+@dataclass
+class Counts:
+    """What ran since an ``enable()``.
+
+    ``calls``: how often each (component, strategy) ran: ("pos_embed", "matmul"), ("pos_embed",
+    "stock"), ... ``fallbacks``: how often a library's own code ran although something else was
+    chosen, by reason.
+    """
+
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+    # The compiler calls this when it traces, which is what then counts. Traced itself, it would
+    # guard on the counts.
+    @constant_while_traced
+    def record(self, component: str, strategy: str, reason: str, library: str) -> None:
+        """Count one call; at the first that the library's own code has to do, warn."""
+        self.calls[component, strategy] += 1
+        if reason:
+            self.fallbacks[reason] += 1
+            if self.fallbacks[reason] == 1:
+                warn(f"{reason} stays with {library}'s own code")
+
+
+call_counts = Counts()
+"""What counts at present: the counters of the newest ``enable()``."""
 
 
 @dataclass(eq=False)
@@ -57,7 +105,7 @@ class Replacement:
             if strategy != "stock":
                 result = compute(strategy, *arguments, **options)
                 if not isinstance(result, str):
-                    counts.record_call(self.component, strategy, "", self.library.name)
+                    call_counts.record(self.component, strategy, "", self.library.name)
                     return result
                 reason = result
                 if settings.strict:
@@ -65,7 +113,7 @@ class Replacement:
                         f"{reason} needs {self.library.name}'s own code, and enable(strict=True) "
                         "forbids it"
                     )
-            counts.record_call(self.component, "stock", reason, self.library.name)
+            call_counts.record(self.component, "stock", reason, self.library.name)
             own = self.library.replacements[self.own.get(mode, self.key)]
             return own.original(*arguments, **options)
 
@@ -92,3 +140,23 @@ def settings_for(module: Any, library: Library) -> Settings:
         if not choice.ended:
             return choice.settings
     return STOCK
+
+
+def warn(message: str) -> None:
+    """Warn of something, at the line of the user's that led to it.
+
+    That is the innermost that lies in none of the libraries: between it and this one are frames of
+    PyTorch's and of the model's, more or less of them by method and release.
+    """
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
+        if package not in LIBRARIES:
+            break
+        frame = frame.f_back
+        level += 1
+    warnings.warn(f"timm_naflex_fast: {message}", stacklevel=level)
+
+
+LIBRARIES = ("timm_naflex_fast", "timm", "transformers", "accelerate", "torch")
