@@ -4,8 +4,7 @@ Functions that end in ``_`` add into their first argument in place and return it
 """
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,21 +20,9 @@ from .resampling.spec import INTERPOLATIONS, LOOP, ResizeSpec, factorized_spec, 
 from .strategies import STRATEGIES
 from .tracing import context_of
 
-if TYPE_CHECKING:
-    from .commands.recordings.identify import identify_resampling
-else:
-
-    def __getattr__(name: str) -> object:
-        """The name has been here since its first release; the function belongs to the commands."""
-        if name == "identify_resampling":
-            return import_module(".commands.recordings.identify", __package__).identify_resampling
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 __all__ = [
     "add_factorized_pos_embed_",
     "add_pos_embed_",
-    "identify_resampling",
     "resample_patch_kernel",
     "resample_pos_embed",
     "resample_pos_embeds",

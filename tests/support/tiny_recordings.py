@@ -7,10 +7,10 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
+from vit_ports.mistakes import Port, mistakes_of, with_mistakes
 
 from timm_naflex_fast.commands.measure.pipelines import siglip2_weights, timm_source
 from timm_naflex_fast.commands.measure.record import make_recording, with_limits
-from timm_naflex_fast.commands.recordings.mistakes import Port, mistakes_of, with_mistakes
 
 PATCH = 8
 LENGTH = 36  # most patches

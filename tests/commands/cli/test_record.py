@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from PIL import Image
+from vit_ports import mistakes
+from vit_ports.compare import compare_folders
+from vit_ports.format import read_recording, sampled
 
 from tests.support import tiny_recordings, tiny_siglip2
 from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.commands.measure import output
-from timm_naflex_fast.commands.recordings import mistakes
-from timm_naflex_fast.commands.recordings.compare import compare_folders
-from timm_naflex_fast.commands.recordings.format import read_recording, sampled
 
 MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli", "--random-weights"]
 SMALL = ["--model-kwargs", "depth=2", "embed_dim=24", "num_heads=2", "patch_size=8"]

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from vit_ports.compare import compare_recordings
 
 from tests.support import tiny_recordings, tiny_siglip2
 from tests.support.running import ran
@@ -17,7 +18,6 @@ from timm_naflex_fast.commands.measure.pipelines import (
     transformers_source,
 )
 from timm_naflex_fast.commands.measure.tower_names import from_transformers
-from timm_naflex_fast.commands.recordings.compare import compare_recordings
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchvision")

@@ -15,7 +15,7 @@ from timm_naflex_fast.commands.measure.pipelines import siglip2_weights
 READS_GOOGLES = tuple(map(int, timm.__version__.split(".")[:3])) >= (1, 0, 31)
 
 GOOGLES = pytest.mark.skipif(not READS_GOOGLES, reason="this timm does not read Google's form")
-WEIGHTS = Path(__file__).parents[3] / "recordings" / "siglip2_naflex_tiny" / "weights"
+WEIGHTS = Path(__file__).parents[3] / "ports" / "kit" / "weights"
 SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
 
 

@@ -70,8 +70,9 @@ def source_of(options: argparse.Namespace, model: Any) -> Any:
 
 def compare(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
     """Compare the model and pictures of ``drift`` with transformers'; print it, return the figures."""
+    from vit_ports.verdict import as_json, cells, sentences
+
     from ..measure.against import against_transformers
-    from ..recordings.verdict import as_json, cells, sentences
 
     source = source_of(options, model)
     images = islice(read(sources, []), options.against_images)

@@ -29,8 +29,6 @@ measure:
     bench     how much faster a step of a model becomes, eager or compiled
 port:
     record    write what a SigLIP-2 tower makes of pictures, stage by stage
-    compare   tell where a port parts from a recording, and why
-    identify  tell how a port resampled its position embeddings
 """
 EXAMPLES = """\
 
@@ -38,7 +36,6 @@ examples:
     naflex-fast run train.py ARGS
     naflex-fast export --model NAME --out model.onnx
     naflex-fast drift --model NAME --images DIR --out REPORT
-    naflex-fast compare recordings/siglip2_naflex_tiny PORT
 """
 COMMANDS = dict(re.findall(r"^    (\w+) +(.+)$", LIST, re.MULTILINE))
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
@@ -67,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
     parser = Parser(
         "naflex-fast",
-        description="Compile and export timm's NaFlexViT with its trained position embeddings; compare ports.",
+        description="Compile and export timm's NaFlexViT with its trained position embeddings.",
         epilog=LIST + EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

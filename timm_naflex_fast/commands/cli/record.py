@@ -71,10 +71,11 @@ def record(options: argparse.Namespace) -> int:
     else:
         sources = images.photos()[::6]  # each photo once, in another shape
     model, weights = load_as_chosen(options)
+    from vit_ports.format import write_recording
+    from vit_ports.mistakes import TRIED, mistakes_of, with_mistakes
+
     from ..measure.pipelines import siglip2_weights, timm_source
     from ..measure.record import make_recording, with_limits
-    from ..recordings.format import write_recording
-    from ..recordings.mistakes import TRIED, mistakes_of, with_mistakes
 
     tensors = siglip2_weights(model)
     tried = []

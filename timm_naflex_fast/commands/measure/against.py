@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
+from vit_ports.compare import Comparison, compare_recordings
+from vit_ports.mistakes import TRIED, mistakes_of, with_mistakes
+
 from ...names import STRATEGY_NAMES
-from ..recordings.compare import Comparison, compare_recordings
-from ..recordings.mistakes import TRIED, mistakes_of, with_mistakes
 from .contenders import BASELINE
 from .pipelines import Pictures, Source, siglip2_weights, timm_source
 from .record import make_recording

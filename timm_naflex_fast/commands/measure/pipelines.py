@@ -1,6 +1,6 @@
 """From pictures to what each stage of an image tower gives: timm's pipeline and transformers'.
 
-Tests: tests/commands/recordings/test_agreement.py.
+Tests: tests/commands/measure/test_pipelines.py.
 """
 
 import copy
@@ -18,7 +18,6 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ...patching.install import enable
 from ...pictures import transform_of
-from ..recordings.format import Stages
 from .bench.workloads import coordinates
 from .checkpoints import read_config
 from .contenders import BASELINE, use
@@ -42,6 +41,7 @@ SIGLIP2 = {
 BLOCK = re.compile(r"(?:blocks|encoder\.layers)\.(\d+)")
 
 Pictures = Sequence[Any]  # PIL images in RGB
+Stages = dict[str, Any]  # of one picture, by stage: grid (2,), tokens (h * w, C), pooled (D,)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-
-from ..recordings.format import (
+from vit_ports.format import (
     OWN_PIXELS,
     VERSION,
     Array,
@@ -19,7 +18,8 @@ from ..recordings.format import (
     Stages,
     float32_limits,
 )
-from ..recordings.rule import Stage
+from vit_ports.rule import Stage
+
 from .pipelines import Pictures, Source
 
 # Times what was moved: another port rounds at other places. TF32 has as many bits as float16, but

@@ -1,0 +1,210 @@
+"""``vit-ports compare`` from two folders to a verdict; what cannot be compared is told in a line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from vit_ports.cli.main import main
+from vit_ports.format import read_about
+
+ROOT = Path(__file__).resolve().parents[2]
+KIT = ROOT / "kit"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A copy of the kit, and a right port, which a test may spoil."""
+    (tmp_path / "PORT").mkdir()
+    shutil.copy(KIT / "stages.safetensors", tmp_path / "PORT")
+    shutil.copytree(KIT, tmp_path / "REF", ignore=shutil.ignore_patterns("pictures", "weights"))
+    return tmp_path
+
+
+@pytest.fixture
+def port(folders):
+    return folders / "PORT"
+
+
+@pytest.fixture
+def compare(capsys):
+    """The exit status and what is printed; an error is one line."""
+
+    def compare(reference, port, *options):
+        capsys.readouterr()
+        status = main(["compare", str(reference), str(port), *options])
+        out, err = capsys.readouterr()
+        assert len(err.splitlines()) <= 1
+        return status, out + err
+
+    return compare
+
+
+def spoil(folder, name, change):
+    """One array of a folder is another, or (None) is not there."""
+    arrays = load_file(folder / "stages.safetensors")
+    made = change(arrays.pop(name, np.zeros(10)))
+    if made is not None:
+        arrays[name] = np.ascontiguousarray(made)
+    save_file(arrays, folder / "stages.safetensors")
+
+
+# Verdicts.
+
+
+def test_a_port_that_parts_has_status_1_and_figures_as_json(port, tmp_path, compare):
+    spoil(port, "001.block_1", lambda x: 3 * x)
+    file = tmp_path / "figures.json"
+    status, printed = compare(KIT, port, "--json", str(file))
+    assert status == 1
+    assert "parts at block_1, in 1 of 10 pictures: " in printed
+    found = json.loads(file.read_text())
+    assert (found["first"], found["precision"], found["not_compared"]) == ("block_1", "float32", [])
+    assert {"command", "vit_ports", "date"} <= set(found)
+    assert found["reason"]["pictures"] == [1]
+    (row,) = [row for row in found["stages"] if row["parting"]]
+    assert (row["stage"], row["parting"], row["compared"]) == ("block_1", [1], 10)
+    assert all(sentence in printed for sentence in found["verdict"])
+
+
+@pytest.mark.parametrize(
+    ("precision", "which"), [("bfloat16", "bfloat16"), ("float16", "tf32 or float16")]
+)
+def test_the_precision_is_said_and_the_hint_names_it(precision, which, port, compare):
+    (limits,) = [one["limits"] for one in read_about(KIT)["stages"] if one["name"] == "block_0"]
+    most = min(limits[precision].values())
+    spoil(port, "001.block_0", lambda x: x * (1 + 0.9 * most))
+    status, printed = compare(KIT, port)
+    assert status == 1 and f"say --precision {which}\n" in printed
+    status, printed = compare(KIT, port, "--precision", precision)
+    assert status == 0
+    assert f"equal within {precision}'s rounding, on 10 pictures: " in printed
+
+
+def test_a_stage_may_be_left_out_and_a_picture_if_it_is_meant(port, compare):
+    for number in range(10):
+        spoil(port, f"{number:03}.grid", lambda x: None)
+    status, printed = compare(KIT, port)
+    assert status == 0 and printed.endswith("not written by the port, so not compared: grid\n")
+    spoil(port, "003.norm", lambda x: None)
+    spoil(port, "007.pooled", lambda x: None)
+    for options, wanted in (([], 2), (["--partial"], 0)):
+        status, printed = compare(KIT, port, *options)
+        assert status == wanted and printed.startswith("missing: 2 pictures, the first is 003")
+
+
+def test_neither_torch_nor_timm_is_needed(port):
+    spoil(port, "001.position_embedding", lambda x: 3 * x)
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['timm'] = None\n"
+        "from vit_ports.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "compare", str(KIT), str(port)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+def test_without_a_port_the_known_mistakes_are_printed(capsys):
+    assert main(["compare", str(KIT)]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    names = [mistake["name"] for mistake in read_about(KIT)["mistakes"]]
+    assert [row.split()[0] for row in rows] == names
+
+
+# What cannot be compared is told in a line.
+
+
+@pytest.fixture
+def refused(folders, compare):
+    """Asserts that the folders cannot be compared, and that these words say why."""
+
+    def refused(words):
+        start = time.perf_counter()
+        status, printed = compare(folders / "REF", folders / "PORT")
+        assert status == 2 and len(printed.splitlines()) == 1
+        assert words in printed
+        assert time.perf_counter() - start < 2
+
+    return refused
+
+
+# A part of recording.json, what stands there instead, and what is said.
+CHANGED = [
+    ('"version": 2', '"version": 1', "it is of version 1, and this release reads 2"),
+    ('"file": "pictures/000.png"', '"file": 5', "TypeError("),
+    ('"mistakes": [', '"mistakes": null, "others": [', "TypeError("),
+    ('"words": "the picture', '"wards": "the picture', "KeyError('words')"),
+    ('"name": "pixels"', '"name": "grid"', "there is no '000.pixels'; valid: 000 to 009"),
+    ('"token": 3e-05', '"token": 0', "0 is no number above 0"),
+    ('"token": 3e-05', '"token": "3e-05"', "TypeError("),
+    ("{", "[" * 100_000, "does not describe a recording ("),
+]
+
+
+@pytest.mark.parametrize(("part", "other", "words"), CHANGED)
+def test_another_recording_json(part, other, words, folders, refused):
+    file = folders / "REF" / "recording.json"
+    text = file.read_text()
+    assert part in text
+    file.write_text(text.replace(part, other, 1))
+    refused(words)
+
+
+# A folder, an array, what becomes of it, and what is said.
+SPOILED = [
+    ("PORT", "001.norm", lambda x: x * np.nan, "001.norm must hold finite numbers"),
+    ("PORT", "003.norm", lambda x: x[:-1], "003.norm must hold finite numbers in shape"),
+    ("PORT", "0.poo\nled", np.copy, r"no '0.poo\nled'; valid: 000 to 009,"),
+    ("PORT", "norm", np.copy, "one batch"),
+    ("REF", "003.norm", np.ravel, "003.norm must hold finite numbers in shape"),
+    ("REF", "003.norm", lambda x: None, "and every stage of every picture"),
+]
+
+
+@pytest.mark.parametrize(("folder", "name", "change", "words"), SPOILED)
+def test_another_array(folder, name, change, words, folders, refused):
+    spoil(folders / folder, name, change)
+    refused(words)
+
+
+def archive(file):
+    with file.open("wb") as opened:
+        np.savez(opened, numbers=np.zeros(32))
+
+
+def four_terabytes(file):
+    head = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,), }"
+    file.write_bytes(b"\x93NUMPY\x01\x00v\x00" + head.ljust(117).encode() + b"\n")
+
+
+def trailing(file):
+    np.save(file, np.zeros(32))
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+def text(file):
+    np.save(file, ["a"] * 32)
+
+
+@pytest.mark.parametrize("write", [archive, four_terabytes, trailing, text, os.mkfifo])
+def test_a_damaged_file(write, port, refused):
+    write(port / "001.pooled.npy")
+    refused("and not both")
+    (port / "stages.safetensors").unlink()
+    refused("001.pooled")
+
+
+def test_a_file_that_is_cut_off_or_not_there(folders, port, refused):
+    whole = port / "stages.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-9])
+    refused("is no whole file of arrays (")
+    whole.unlink()
+    refused("PORT must hold stages.safetensors, or")
+    (folders / "REF" / "stages.safetensors").unlink()
+    refused("there is no file ")

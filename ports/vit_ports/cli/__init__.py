@@ -1,0 +1,1 @@
+"""The command ``vit-ports``: a file for each of its commands, and what they share."""

@@ -1,0 +1,31 @@
+"""What the commands print: words that a terminal may show, and tables.
+
+Tests: ports/tests/cli/test_main.py.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+
+def printable(text: object) -> str:
+    """Text on one line of a terminal.
+
+    Control characters, line ends and bytes that are no text become escapes.
+    """
+    characters = []
+    for character in str(text):
+        if not character.isprintable():
+            character = ascii(character)[1:-1]
+        characters.append(character)
+    return "".join(characters)
+
+
+def table(lines: Sequence[Mapping[str, str]]) -> str:
+    """Cells under their headings; figures stand to the right, words to the left."""
+    columns = []
+    for heading in lines[0]:
+        cells = [line[heading] for line in lines]
+        side = ">" if all(re.match(r"\d", cell) for cell in cells) else "<"
+        width = max(map(len, [heading, *cells]))
+        columns.append([f"{cell:{side}{width}}" for cell in [heading, *cells]])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns))

@@ -1,0 +1,1 @@
+"""The image towers that are known: a folder for each."""
