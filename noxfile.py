@@ -5,7 +5,7 @@
     uv run nox -s timm_tests                  # the installed release's own tests, under each mode
     uv run nox -s timm_tests -- stock matmul  # under these
     uv run nox -s forced_stock                # our own tests, where ours never runs
-    uv run nox -s mutants -- 20 timm_naflex_fast/batch tests/batch  # 20 small changes of a room
+    uv run nox -s mutants -- 20 timm_naflex_fast/pos_embed tests/pos_embed  # 20 small changes of a room
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A
 session's row in the result file is replaced, the other rows stay. With RESULTS=FOLDER the files go
@@ -55,9 +55,7 @@ PAIRINGS = {
 # The tests that touch a library, in layers. Paths are below tests/.
 LAYERS = {
     "operation": (
-        "resampling",
-        "batch",
-        "strategies",
+        "pos_embed",
         "contract",
         "rope",
         "test_functional.py",

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from timm_naflex_fast import tracing
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 GATHERS = {"index", "index_select", "gather", "embedding"}
 BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}

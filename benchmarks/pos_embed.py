@@ -31,7 +31,7 @@ from timm_naflex_fast.commands.measure.bench.workloads import (
 )
 from timm_naflex_fast.commands.measure.contenders import BASELINE, CONTENDERS, use
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 LEARNED = "_apply_learned_naflex_pos_embed"
 SAMPLED = "_apply_learned_naflex_pos_embed_grid_sample"

@@ -25,7 +25,7 @@ from timm_naflex_fast.commands.measure.bench.model import random_batch
 from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 HEADS = 6
 HEAD_DIM = 64

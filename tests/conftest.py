@@ -43,7 +43,7 @@ def stock_timm():
     from timm_naflex_fast import disable, status
     from timm_naflex_fast.patching.calls import STOCK
     from timm_naflex_fast.patching.choices import holding
-    from timm_naflex_fast.resampling import kept
+    from timm_naflex_fast.pos_embed import kept
 
     def left():
         if not holding():

@@ -9,16 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .backends import graphs
-from .batch.checks import check_numbers, check_size
-from .batch.sizes import Sizes, coordinates_of
-from .batch.tokens import check_tokens
 from .names import StrategyName, check_valid
-from .patch_embed.kernels import resample_patch_kernel
-from .resampling.matrices import axis_matrix
-from .resampling.spec import INTERPOLATIONS, LOOP, ResizeSpec, factorized_spec, learned_spec
-from .strategies import STRATEGIES
-from .tracing import context_of
+from .patch_embed import resample_patch_kernel
+from .pos_embed import graphs
+from .pos_embed.checks import check_numbers, check_size
+from .pos_embed.sizes import Sizes, coordinates_of
+from .pos_embed.strategies import EXACT, STRATEGIES
+from .pos_embed.table import INTERPOLATIONS, ResizeSpec, factorized_spec, learned_spec
+from .pos_embed.tokens import check_tokens
+from .pos_embed.weights import axis_matrix
+from .tracing import backend_for
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -31,7 +31,6 @@ __all__ = [
 
 Interpolation = Literal["bilinear", "bicubic"]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-EXACT = tuple(name for name, each in STRATEGIES.items() if each.reference == LOOP)
 GridSizes = Tensor | Sequence[Sequence[int]]
 
 
@@ -86,9 +85,9 @@ def add_pos_embed_(
     _check_floats(x, "x")
     _check_table(table, "table", "H0, W0, C", x)
     check_valid("strategy", strategy, STRATEGIES)
-    chosen = STRATEGIES[strategy]
     check_valid("mode", mode, INTERPOLATIONS)
-    spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
+    samples = strategy == "grid_sample"
+    spec = learned_spec(mode, antialias, align_corners, ar_preserving, samples, samples)
     # Everything is checked before the first write: an error leaves ``x`` as it was.
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
@@ -98,8 +97,8 @@ def add_pos_embed_(
         patch_coord = coordinates_of(grid_sizes, x)
     else:
         check_numbers(patch_coord, "patch_coord")
-    context = context_of(x, table, patch_coord)
-    graphs.add(x, (table,), patch_coord, spec, chosen, context)
+    backend = backend_for(x, table, patch_coord)
+    graphs.add(x, (table,), patch_coord, spec, strategy, backend)
     return x
 
 
@@ -143,11 +142,10 @@ def add_factorized_pos_embed_(
     check_numbers(patch_coord, "patch_coord")
     # timm's flag samples lines at other positions than cells.
     check_valid("strategy", strategy, EXACT)
-    chosen = STRATEGIES[strategy]
     table = (table_y, table_x)
     spec = factorized_spec(ar_preserving)
-    context = context_of(x, table_y, table_x, patch_coord)
-    graphs.add(x, table, patch_coord, spec, chosen, context)
+    backend = backend_for(x, table_y, table_x, patch_coord)
+    graphs.add(x, table, patch_coord, spec, strategy, backend)
     return x
 
 
@@ -200,15 +198,15 @@ def resample_pos_embeds(
     """
     _check_table(table, "table", "H0, W0, C")
     check_valid("strategy", strategy, STRATEGIES)
-    chosen = STRATEGIES[strategy]
     check_valid("mode", mode, INTERPOLATIONS)
     check_valid("padding", padding, ("zeros", "first"))
     if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    spec = learned_spec(mode, antialias, align_corners, ar_preserving, chosen.reference)
-    sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
+    samples = strategy == "grid_sample"
+    spec = learned_spec(mode, antialias, align_corners, ar_preserving, samples, True)
+    sizes = Sizes(grid_sizes, merge=merge, length=length, padding=padding)
     # Nobody writes into the table, so only its own class and transforms count.
-    return graphs.resample((table,), sizes, spec, chosen, context_of(table))
+    return graphs.resample((table,), sizes, spec, strategy, backend_for(table))
 
 
 def resample_pos_embed(

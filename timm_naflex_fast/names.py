@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 StrategyName = Literal["matmul", "interpolate_cached", "grid_sample"]
 STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
-"""Each is an object in ``strategies.py``."""
+"""Each is a function in ``pos_embed/strategies.py``."""
 
 
 def check_valid(argument: str, value: object, valid: Collection[str]) -> None:

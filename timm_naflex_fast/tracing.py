@@ -16,14 +16,15 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-Context = Literal["operator", "plain"] | None
+Backend = Literal["eager", "operator", "plain"]
 OWN_MEMORY: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def context_of(*tensors: Tensor) -> Context:
-    """How to compute what follows; None: this is eager code, which may read the host.
+def backend_for(*tensors: Tensor) -> Backend:
+    """What computes with these tensors.
 
+    - ``"eager"``: code that may read the host and keep numbers.
     - ``"operator"``: as one operator. TorchDynamo reads this code for ``torch.compile``, or a mode
       watches what runs (see :func:`watcher`).
     - ``"plain"``: by PyTorch's plain operations, and nothing may be read on the host, nor may a
@@ -46,7 +47,7 @@ def context_of(*tensors: Tensor) -> Context:
     is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if who == "tracer" or is_captured or _refused(tensors) is not None:
         return "plain"
-    return "operator" if who == "mode" else None
+    return "operator" if who == "mode" else "eager"
 
 
 def watcher() -> Literal["tracer", "mode"] | None:
@@ -131,7 +132,7 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     """Why our in-place sums cannot take these tensors, in words; None if they can.
 
     Where they cannot, PyTorch's own operations have to run: a library's own code, or
-    ``backends/traceable.py``.
+    ``pos_embed/graphs.py``.
     """
     if watcher() == "tracer":
         # What is recorded can be differentiated and batched, and tracers have classes of their own.

@@ -11,7 +11,7 @@ import torch
 from tests.support.checks import during
 from tests.support.oracles import BATCH, far, relative, small_vit, trained, vit_batch
 from timm_naflex_fast import enable
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),

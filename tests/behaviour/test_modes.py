@@ -20,7 +20,7 @@ from tests.support.checks import Watch
 from tests.support.oracles import BATCH, Case, far, relative, small_vit, trained
 from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 aten = torch.ops.aten
 MODES = pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])

@@ -16,8 +16,7 @@ from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, moved, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.modules import read_rope
+from timm_naflex_fast.rope import batched_rope, read_rope
 
 pytestmark = pytest.mark.usefixtures("clean")
 EXACT = "matmul", "interpolate_cached"

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from tests.support import checks
 from tests.support.checks import HALF, by_functions, by_timms_method, run
 from tests.support.oracles import BASE, Case, cases, relative, row_major, stock, tables
-from timm_naflex_fast.backends import operator
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.patching.timm_methods import read_embeds
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import graphs, kept
 
 INTERPOLATE = "interpolate_cached"
 
@@ -49,7 +48,7 @@ class Way:
 
 def by_operator(case, embeds, x, coord, strategy):
     """What ``stock`` does, by the operator of compiled graphs."""
-    operator.add(x, read_embeds(embeds)[0], coord, case.spec(), strategy)
+    graphs.add(x, read_embeds(embeds)[0], coord, case.spec(), strategy, "operator")
     return x
 
 
@@ -321,8 +320,7 @@ def test_operators_pass_opcheck(strategy, samples, dtype):
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord = row_major([(3, 4), (2, 2)])[:samples]
     is_sampled = strategy == "grid_sample"
-    reference = "grid_sample" if is_sampled else "interpolate"
-    how = "bicubic", not is_sampled, False, False, reference, False, strategy
-    torch.library.opcheck(operator.add_learned, (x, table, coord, True, *how))
-    torch.library.opcheck(operator.add_learned, (x.detach(), table.detach(), coord, False, *how))
-    torch.library.opcheck(operator.learned_grad, (x.detach(), coord, 6, 5, *how))
+    how = strategy, "bicubic", not is_sampled, False, False, is_sampled, is_sampled
+    torch.library.opcheck(graphs.add_learned, (x, table, coord, True, *how))
+    torch.library.opcheck(graphs.add_learned, (x.detach(), table.detach(), coord, False, *how))
+    torch.library.opcheck(graphs.learned_grad, (x.detach(), coord, 6, 5, *how))

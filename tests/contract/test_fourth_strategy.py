@@ -12,13 +12,14 @@ import timm_naflex_fast
 STRATEGY = '''
 def by_loop(table, sizes, spec, dtype):
     """Products of dense matrices, grid by grid."""
-    from .resampling.tables import definition, whole
+    from .sums import definition
+    from .table import whole
 
     cells = whole(table).double()
     return definition(cells.view(cells.shape[-3:]), sizes, spec)
 
 
-STRATEGIES["loop"] = Strategy("loop", by_loop)
+STRATEGIES["loop"] = by_loop
 '''
 
 SCRIPT = """
@@ -59,7 +60,7 @@ assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 def test_a_new_strategy_costs_one_object_and_one_name(tmp_path):
     package = tmp_path / "copy" / "timm_naflex_fast"
     shutil.copytree(Path(timm_naflex_fast.__file__).parent, package)
-    with (package / "strategies.py").open("a") as strategies:
+    with (package / "pos_embed" / "strategies.py").open("a") as strategies:
         strategies.write(STRATEGY)
     names = (package / "names.py").read_text()
     (package / "names.py").write_text(names.replace('"grid_sample"]', '"grid_sample", "loop"]'))

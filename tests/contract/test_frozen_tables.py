@@ -12,7 +12,7 @@ from tests.support.running import running
 from tests.support.whole_models import build, one_image
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 CASE = Case(sizes=[(3, 4), (9, 2), (3, 4), (6, 3), (3, 5), (6, 5)], length=40)
 

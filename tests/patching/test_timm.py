@@ -25,7 +25,7 @@ from tests.support.oracles import (
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import timm_methods as patching
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.oracles import Largest, relative, row_major, seeded
 from tests.support.rotary import CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
-from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.modules import read_rope
+from timm_naflex_fast.rope import batched_rope, read_rope
 
 if not CLASSES:
     pytest.skip("this timm's NaFlexVit has no rotary embeddings", allow_module_level=True)

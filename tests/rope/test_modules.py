@@ -8,7 +8,7 @@ from tests.support.oracles import relative
 from tests.support.rotary import CLASSES, NEW_TIMM, as_tensor
 from tests.support.whole_models import ROPE, batch_of, build
 from timm_naflex_fast import enable
-from timm_naflex_fast.rope.modules import read_rope
+from timm_naflex_fast.rope import read_rope
 
 if not CLASSES:
     pytest.skip("this timm's NaFlexVit has no rotary embeddings", allow_module_level=True)

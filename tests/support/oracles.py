@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_iter
 
 from timm_naflex_fast import tracing
 from timm_naflex_fast.patching import calls
-from timm_naflex_fast.resampling import kept
-from timm_naflex_fast.resampling.matrices import grid_taps
-from timm_naflex_fast.resampling.spec import LOOP, factorized_spec, learned_spec
+from timm_naflex_fast.pos_embed import kept
+from timm_naflex_fast.pos_embed.table import factorized_spec, learned_spec
+from timm_naflex_fast.pos_embed.weights import grid_taps
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = PRISTINE[NaFlexEmbeds]
@@ -133,10 +133,10 @@ class Case:
         names = "mode", "antialias", "align_corners", "ar_preserving"
         return {name: getattr(self, name) for name in names}
 
-    def spec(self, reference=LOOP):
+    def spec(self, samples=False):
         if self.kind == "factorized":
             return factorized_spec(self.ar_preserving)
-        return learned_spec(*self.options.values(), reference)
+        return learned_spec(*self.options.values(), samples, samples)
 
 
 BASE = Case(length=21)

@@ -8,8 +8,7 @@ import torch
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
 from tests.support.oracles import PRISTINE
-from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.modules import read_rope
+from timm_naflex_fast.rope import batched_rope, read_rope
 
 FIELDS = inspect.signature(NaFlexVitCfg).parameters
 # Per-grid reference shapes, random coordinates and dtypes of every type.

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from timm_naflex_fast import tracing
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 aten = torch.ops.aten
 PACKAGE = Path(__file__).resolve().parents[2] / "timm_naflex_fast"

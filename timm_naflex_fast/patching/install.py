@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from ..resampling import kept
+from ..pos_embed import kept
 from . import calls
 from .calls import CHOICES_ATTRIBUTE, STOCK, Counts, Replacement, settings_for
 from .choices import (

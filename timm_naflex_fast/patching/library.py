@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from ..resampling.spec import LOOP
-from ..strategies import STRATEGIES
+from ..pos_embed.strategies import EXACT
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
@@ -59,7 +58,7 @@ class Library:
 known_libraries: set[Library] = set()
 """Those that were enabled or looked at."""
 
-EXACT_STRATEGIES = {name: name for name, each in STRATEGIES.items() if each.reference == LOOP}
+EXACT_STRATEGIES = {name: name for name in EXACT}
 """By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 
 

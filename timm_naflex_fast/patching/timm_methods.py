@@ -14,22 +14,13 @@ from typing import Any
 from timm.models import naflexvit
 from torch import Tensor
 
-from ..backends import eager, graphs
-from ..batch.checks import InvalidCoordinateError
-from ..batch.tokens import TokenLayout, check_tokens
-from ..patch_embed.kernels import resample_kernel
-from ..resampling.spec import (
-    FLAG,
-    INTERPOLATIONS,
-    LOOP,
-    ResizeSpec,
-    factorized_spec,
-)
-from ..resampling.tables import PositionTable
-from ..rope.batched import batched_rope
-from ..rope.modules import read_rope
-from ..strategies import STRATEGIES
-from ..tracing import OWN_MEMORY, context_of, why_unsupported
+from ..patch_embed import resample_kernel
+from ..pos_embed import eager, graphs
+from ..pos_embed.strategies import STRATEGIES
+from ..pos_embed.table import INTERPOLATIONS, PositionTable, ResizeSpec, factorized_spec
+from ..pos_embed.tokens import Coordinates, check_tokens
+from ..rope import batched_rope, read_rope
+from ..tracing import OWN_MEMORY, backend_for, why_unsupported
 from .calls import Replacement
 from .choices import MODES
 from .library import EXACT_STRATEGIES, Library
@@ -113,27 +104,26 @@ LIBRARY = Library(
 )
 
 
-def read_embeds(embeds: Any, *, by_flag: bool = False) -> tuple[PositionTable, ResizeSpec]:
+def read_embeds(embeds: Any, *, samples: bool = False) -> tuple[PositionTable, ResizeSpec]:
     """The position table of a NaFlexEmbeds, in one part or two, and how timm resizes it.
 
     Each parameter is read once: a parametrization computes it at each reading.
 
     Args:
         embeds: the module.
-        by_flag: with its flag pos_embed_use_grid_sample, whatever it has.
+        samples: with its flag pos_embed_use_grid_sample, whatever it has.
 
     Raises:
         ValueError: it has no table.
     """
-    reference = FLAG if by_flag else LOOP
     preserving = embeds.pos_embed_ar_preserving
     table = embeds.pos_embed
     if table is not None:
         # Older releases of timm lack two of these settings. The flag has no filter to widen.
-        antialias = not by_flag and getattr(embeds, "pos_embed_antialias", True)
+        antialias = not samples and getattr(embeds, "pos_embed_antialias", True)
         align_corners = getattr(embeds, "pos_embed_align_corners", False)
         mode = embeds.pos_embed_interp_mode
-        spec = ResizeSpec(mode, antialias, align_corners, preserving, reference, by_flag)
+        spec = ResizeSpec(mode, antialias, align_corners, preserving, samples, samples)
         return (table,), spec
     rows = embeds.pos_embed_y
     if rows is not None:
@@ -151,29 +141,22 @@ def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replac
 @_adds("_apply_learned_naflex_pos_embed", BATCH_STRATEGIES, by_flag=LEARNED_BY_FLAG)
 @_adds(FACTORIZED_BY_FLAG, {})
 @_adds("_apply_factorized_naflex_pos_embed", EXACT_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
-def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: TokenLayout) -> str | None:
+def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Coordinates) -> str | None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    chosen = STRATEGIES[strategy]
-    table, spec = read_embeds(self, by_flag=chosen.reference != LOOP)
+    table, spec = read_embeds(self, samples=strategy == "grid_sample")
     if spec.interpolation not in (*INTERPOLATIONS, "linear"):
         return f"a position table with interpolation mode {spec.interpolation!r}"
     tensors = (x, *table)
     if isinstance(patch_coord, Tensor):
         tensors += (patch_coord,)
-    context = context_of(*tensors)
-    try:
-        if context is None:  # plain eager code, in which there is nothing that ours cannot take
-            eager.add(x, table, patch_coord, spec, chosen)
-            return None
-        reason = why_unsupported(*tensors)
-        if reason is None:
-            graphs.add(x, table, patch_coord, spec, chosen, context)
-        return reason
-    except InvalidCoordinateError:
-        if not spec.samples():
-            raise
-        # timm's grid_sample flag samples wherever a coordinate lies.
-        return "coordinates that name no cell"
+    backend = backend_for(*tensors)
+    if backend == "eager":  # in which there is nothing that ours cannot take
+        eager.add(x, table, patch_coord, spec, strategy)
+        return None
+    reason = why_unsupported(*tensors)
+    if reason is None:
+        graphs.add(x, table, patch_coord, spec, strategy, backend)
+    return reason
 
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
@@ -228,7 +211,7 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
             reason = why_unsupported(patch_coord)
             if reason is not None:
                 return reason
-        traceable = context_of(x, patch_coord) is not None
+        traceable = backend_for(x, patch_coord) != "eager"
         if not traceable:
             check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
         return batched_rope(rope, patch_coord.to(x.device), x.dtype, traceable=traceable)

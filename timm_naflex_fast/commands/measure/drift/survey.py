@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....names import STRATEGY_NAMES
 from ....patching.timm_methods import read_embeds
-from ....resampling.tables import size_of
+from ....pos_embed.table import whole
 from ..contenders import BASELINE, use
 from ..pipelines import recorded
 
@@ -63,7 +63,9 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
         results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
     timms = results[BASELINE]
     drift = {name: _drift(ours, timms) for name, ours in results.items()}
-    grids = [_of_grid(grid, size_of(tables), results) for grid in timms["grid"].unique(dim=0)]
+    grids = [
+        _of_grid(grid, whole(tables).shape[:2], results) for grid in timms["grid"].unique(dim=0)
+    ]
     return {"images": len(timms["grid"]), "drift": drift, "grids": grids}
 
 

@@ -14,6 +14,7 @@ cubic kernel of Keys (1981, "Cubic convolution interpolation for digital image p
 - otherwise with -0.75; taps outside move to the border.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .closed_form import tap_weights
+from .formula import tap_weights
 from .kept import kept_by_arguments
-from .spec import ResizeSpec, Size
+from .table import ResizeSpec, Size
 
 
 def interpolate(table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec) -> Tensor:
@@ -44,6 +45,57 @@ def interpolate(table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec) -> Te
         antialias=spec.antialias,
     )
     return resized.movedim(1, -1)
+
+
+def sampled(table: Tensor, patch_coord: Any, spec: ResizeSpec) -> Tensor:
+    """A table (H0, W0, C), sampled by ``F.grid_sample`` at any coordinates (B, N, 2): (B, N, C), float32.
+
+    Source: ``NaFlexEmbeds._apply_learned_naflex_pos_embed_grid_sample`` of timm 1.0.31.
+    """
+    image = table.float().movedim(-1, 0).expand(len(patch_coord), -1, -1, -1)  # (B, C, H0, W0)
+    embeddings = F.grid_sample(
+        image,
+        _places(patch_coord.to(table.device), spec),
+        spec.interpolation,
+        padding_mode="border",
+        align_corners=spec.align_corners,
+    )  # (B, C, N, 1)
+    return embeddings[..., 0].transpose(1, 2)
+
+
+def sampled_gradient(
+    shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec, g: Tensor
+) -> Tensor:
+    """The transpose of :func:`sampled`: the gradient of a table of this shape (H0, W0, C).
+
+    Computed in float32. ``g``: the gradient of the embeddings, (B, N, C).
+    """
+    image = torch.zeros(shape, device=g.device).movedim(-1, 0).expand(len(g), -1, -1, -1)
+    modes = {"bilinear": 0, "bicubic": 2}  # as PyTorch's operator numbers them; 1 is "border"
+    of_images, _ = torch.ops.aten.grid_sampler_2d_backward(
+        g.float().transpose(1, 2)[..., None],  # (B, C, N, 1)
+        image,
+        _places(patch_coord.to(g.device), spec),
+        modes[spec.interpolation],
+        1,
+        spec.align_corners,
+        [True, False],
+    )
+    dtype = torch.promote_types(g.dtype, torch.float32)
+    return of_images.sum(0).movedim(0, -1).to(dtype)
+
+
+def _places(patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
+    """Where coordinates (B, N, 2) lie for ``F.grid_sample``: (B, N, 1, 2) as (x, y) in -1 to 1."""
+    coord = patch_coord.to(torch.float32)
+    size = coord.amax(1, keepdim=True) + 1  # (B, 1, 2)
+    if spec.ar_preserving:
+        size = size.amax(2, keepdim=True)
+    if spec.align_corners:
+        places = 2 * coord / (size - 1).clamp(min=1) - 1
+    else:
+        places = (2 * coord + 1) / size - 1
+    return places.flip(-1)[:, :, None]
 
 
 def axis_matrix(
@@ -99,7 +151,7 @@ def axis_taps(
     those of weight 0 too. Which it reads, an infinity tells: whatever reads its cell becomes
     infinite, or NaN. So a NaN of a table spreads by these taps as by PyTorch's own resize.
     """
-    if spec.samples():
+    if spec.samples:
         positions = torch.arange(keep, dtype=torch.float32, device="cpu")
         length = torch.tensor(n, dtype=torch.float32, device="cpu")
         cells, of_cells = tap_weights(positions, length, n0, spec)  # (keep, taps) each

@@ -18,18 +18,20 @@ on all sizes tried. So the two agree to 1e-5 for sides up to 32 and 2e-5 up to 4
 exception: ``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h, 1) outputs (torch
 2.4 to 2.15), so for a new width of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix
 that resizes nothing, and this module the right one.
+
+Tests: tests/patch_embed/test_kernels.py.
 """
 
 import torch
 from torch import Tensor
 
-from ..batch.checks import check_numbers, check_size
-from ..names import check_valid
-from ..resampling.kept import Frozen, frozen, kept_by_arguments
-from ..resampling.matrices import axis_matrix
-from ..resampling.precision import has_float64, is_autocast_on, unrounded_dtype, unrounded_product
-from ..resampling.spec import INTERPOLATIONS, ResizeSpec, Size
-from ..tracing import constant_while_traced, context_of, refuse_in_cuda_graph
+from .names import check_valid
+from .pos_embed.checks import check_numbers, check_size
+from .pos_embed.kept import Frozen, frozen, kept_by_arguments
+from .pos_embed.precision import has_float64, is_autocast_on, unrounded_dtype, unrounded_product
+from .pos_embed.table import INTERPOLATIONS, ResizeSpec, Size
+from .pos_embed.weights import axis_matrix
+from .tracing import backend_for, constant_while_traced, refuse_in_cuda_graph
 
 FROM_HOST = (
     "patch kernels are resized by matrices that come from the host, which no CUDA graph can record; "
@@ -150,7 +152,7 @@ def resample_kernel(
 
     trains = torch.is_grad_enabled() and weight.requires_grad
     known = None
-    if may_keep and not trains and weight.is_cpu and context_of(weight) is None:
+    if may_keep and not trains and weight.is_cpu and backend_for(weight) == "eager":
         known = frozen((kernels,), [new])
     resized = _resample(kernels, new, spec) if known is None else _kept_kernel(known, new, spec)
     if is_by_pixel:

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.oracles import finished_tables, kept_tensors
 from timm_naflex_fast.functional import resample_pos_embeds
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept
 
 
 def nbytes():

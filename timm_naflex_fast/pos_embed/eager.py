@@ -1,4 +1,4 @@
-"""The backend that reads the grids on the host: any strategy, on a CPU or CUDA.
+"""Position embeddings in eager code, which reads the grids on the host: any strategy, on a CPU or CUDA.
 
 For each grid of a batch the strategy resamples the table, and the embeddings are added to the tokens
 that take its cells. To autograd the whole batch is one node: the gradient of the tokens passes
@@ -15,7 +15,8 @@ The way of a call, where the table is frozen and its grids came before::
                   -> tokens.add_to_tokens        adds it to the samples of each grid
 
 Where the table trains, ``add_runs`` tells autograd, and the strategy computes what is added. Backward:
-``AddedInPlace -> gradient -> sparse.gradient -> tokens.sum_over_tokens``.
+``AddedInPlace -> gradient -> sums.gradient -> tokens.sum_over_tokens``. ``tracing`` sends a call that is
+traced to ``graphs`` instead.
 
 ``tests/contract/test_backends.py`` compares it with timm, and ``test_frozen_tables.py`` there what
 is kept.
@@ -28,50 +29,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch.sizes import Sizes
-from ..batch.tokens import (
-    Runs,
-    TokenLayout,
-    add_to_tokens,
-    check_tokens,
-    runs_of,
-    sum_over_tokens,
-)
-from ..resampling import kept, sparse
-from ..resampling.spec import ResizeSpec, Size
-from ..resampling.tables import Embeddings, PositionTable, definition, whole
-from ..strategies import Strategy
 from ..tracing import why_unsupported
+from . import kept, sums
+from .sizes import Sizes
+from .strategies import STRATEGIES
+from .sums import Embeddings
+from .table import PositionTable, ResizeSpec, Size, whole
+from .tokens import Coordinates, Runs, add_to_tokens, check_tokens, runs_of, sum_over_tokens
+from .weights import sampled
 
 
 def add(
-    x: Tensor, table: PositionTable, layout: TokenLayout, spec: ResizeSpec, strategy: Strategy
+    x: Tensor,
+    table: PositionTable,
+    patch_coord: Coordinates,
+    spec: ResizeSpec,
+    strategy: str,
+    *,
+    may_keep: bool = True,
 ) -> None:
     """Add the table, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     Args:
         x: tokens, floating point; modified.
         table: one learned table, or the two of a factorized embedding.
-        layout: where the tokens lie.
+        patch_coord: where the tokens lie.
         spec: how the table is resized.
-        strategy: what computes.
+        strategy: what computes, a name in ``STRATEGIES``.
+        may_keep: of a table that does not train, what comes again is kept.
 
     Raises:
-        ValueError: shapes that do not fit; coordinates that name no cell, an
-            ``InvalidCoordinateError``.
+        ValueError: shapes that do not fit; coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
-    check_tokens(x, table[0].shape[-1], layout)
+    check_tokens(x, table[0].shape[-1], patch_coord)
     # As PyTorch's own ``add_``, which cannot see it in the views that we write into.
     if torch._debug_has_internal_overlap(x) == 1:
         raise RuntimeError(
             "x cannot be added to in place: several of its elements are one and the same memory "
             "location (as after expand()); clone() it before"
         )
-    add_runs(x, table, runs_of(layout, x, spec.embeds_padding), spec, strategy)
+    runs = runs_of(patch_coord, x, spec)
+    if runs is None:  # not every coordinate names a cell
+        x.add_(sampled(whole(table), patch_coord, spec).to(x.dtype))
+        return
+    add_runs(x, table, runs, spec, strategy, may_keep=may_keep)
 
 
-def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
+def resample(table: PositionTable, sizes: Sizes, spec: ResizeSpec, strategy: str) -> Tensor:
     """The table resampled to ``sizes``: packed (T, C) or, if they have a ``length``, padded (B, N, C).
 
     Tokens after an image get zeros, or its first cell.
@@ -90,26 +95,25 @@ def add_runs(
     table: PositionTable,
     runs: Runs,
     spec: ResizeSpec,
-    strategy: Strategy,
+    strategy: str,
     *,
     may_keep: bool = True,
 ) -> None:
-    """Add the table, resampled to each grid of the runs, into ``x`` (B, N, C).
+    """Add the table, resampled to each grid of the runs, into ``x`` (B, N, C); see :func:`add`.
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
-    ``may_keep``: of a table that does not train, what comes again is kept.
     """
     if not runs:
         return
     if not torch.is_grad_enabled():
-        _write(x, table, runs, spec, strategy, may_keep=may_keep)
+        _write(x, table, runs, spec, strategy, may_keep)
         return
     trains = table[0].requires_grad or table[-1].requires_grad
     if trains or x.requires_grad:
         cells = whole(table)
         AddedInPlace.apply(x, partial(gradient, cells.shape, runs, spec), cells)
     with torch.no_grad():
-        _write(x, table, runs, spec, strategy, may_keep=may_keep and not trains)
+        _write(x, table, runs, spec, strategy, may_keep and not trains)
 
 
 def _write(
@@ -117,8 +121,7 @@ def _write(
     table: PositionTable,
     runs: Runs,
     spec: ResizeSpec,
-    strategy: Strategy,
-    *,
+    strategy: str,
     may_keep: bool,
 ) -> None:
     """:func:`add_runs` without a word to autograd."""
@@ -133,9 +136,8 @@ def _write(
             return
     # On an accelerator nothing is kept: the host would wait for the comparison, and the sums cost
     # no more.
-    for size, of_grid in _embeddings(
-        table, sizes, spec, strategy, x.dtype, may_keep=may_keep and x.is_cpu
-    ):
+    may_keep = may_keep and x.is_cpu
+    for size, of_grid in _embeddings(table, sizes, spec, strategy, x.dtype, may_keep):
         add_to_tokens(x, runs[size], of_grid)
 
 
@@ -143,9 +145,8 @@ def _embeddings(
     table: PositionTable,
     sizes: list[Size],
     spec: ResizeSpec,
-    strategy: Strategy,
+    strategy: str,
     dtype: torch.dtype,
-    *,
     may_keep: bool,
 ) -> Embeddings:
     """The embeddings of each size: what is kept of the table, in ``dtype``, and the rest.
@@ -164,7 +165,7 @@ def _embeddings(
     if may_keep and 2 * compared < 8 * summed:
         frozen = kept.frozen(table, sizes)
     if frozen is None:
-        yield from strategy.resample(table, sizes, spec, dtype)
+        yield from STRATEGIES[strategy](table, sizes, spec, dtype)
         return
 
     options = (frozen, strategy, spec, dtype)
@@ -177,7 +178,7 @@ def _embeddings(
             yield size, of_grid
     if missing:
         with kept.unseen():
-            resampled = strategy.resample(frozen.tensors, missing, spec, dtype)
+            resampled = STRATEGIES[strategy](frozen.tensors, missing, spec, dtype)
             new = [(size, of_grid.to(dtype)) for size, of_grid in resampled]
         for size, of_grid in new:
             kept.keep((*options, size), of_grid)
@@ -224,14 +225,14 @@ def gradient(shape: Sequence[int], runs: Runs, spec: ResizeSpec, g: Tensor) -> T
         def gradient_of(size: Size) -> Tensor:
             return sum_over_tokens(g, runs[size], size, dtype)
 
-        return sparse.gradient(runs, gradient_of, shape, spec, dtype, g.device)
+        return sums.gradient(runs, gradient_of, shape, spec, dtype, g.device)
 
 
 def _gradient_by_autograd(shape: Sequence[int], runs: Runs, spec: ResizeSpec, g: Tensor) -> Tensor:
     """The same by the definition, float64, which PyTorch can derive again."""
     with torch.enable_grad():
         table = torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
-        sizes, embeddings = zip(*definition(table, runs, spec))
+        sizes, embeddings = zip(*sums.definition(table, runs, spec))
     # Sums of parts of g, in new memory: PyTorch derives these, too.
     summed = [sum_over_tokens(g, runs[size], size, torch.float64) for size in sizes]
     (of_table,) = torch.autograd.grad(

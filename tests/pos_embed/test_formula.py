@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timm_naflex_fast.resampling.closed_form import axis_weights, divide
-from timm_naflex_fast.resampling.matrices import axis_matrix
-from timm_naflex_fast.resampling.spec import ResizeSpec
+from timm_naflex_fast.pos_embed.formula import axis_weights, divide
+from timm_naflex_fast.pos_embed.table import ResizeSpec
+from timm_naflex_fast.pos_embed.weights import axis_matrix
 
 sizes = st.integers(1, 140) | st.sampled_from([190, 288])
 BOTH = [True, False]

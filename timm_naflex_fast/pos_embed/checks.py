@@ -12,22 +12,6 @@ from torch import Tensor
 
 from ..tracing import is_dtensor
 
-MAX_COORDINATE = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
-
-
-def most_cells(tokens: Any) -> Any:
-    """The most cells that a sample's grid may have, by its number of tokens: an int, or symbolic.
-
-    A wrong coordinate must not take memory out of proportion. Masked models keep one token in four
-    or more; 64 times leaves room for any that drops tokens, and 4,096 cells for an image that kept
-    a few.
-    """
-    return 64 * tokens + 4096
-
-
-class InvalidCoordinateError(ValueError):
-    """A coordinate that names no cell: timm's ``pos_embed_use_grid_sample`` samples there anyway."""
-
 
 def check_numbers(tensor: Any, name: str) -> None:
     """Refuse what is no tensor of real numbers, each of which has a place in memory of its own."""

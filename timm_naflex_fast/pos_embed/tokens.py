@@ -4,7 +4,7 @@ Coordinates are copied to the host here alone. What is read of them are the runs
 distinct grid, which tokens take its cells. Two functions use it, each the transpose of the
 other: ``add_to_tokens`` and ``sum_over_tokens``.
 
-Tests: tests/batch/test_grids.py, tests/contract/test_backends.py.
+Tests: tests/pos_embed/test_tokens.py, tests/contract/test_backends.py.
 """
 
 import math
@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..resampling.block_sum import BlockSum
-from ..resampling.spec import Size
-from .checks import MAX_COORDINATE, InvalidCoordinateError, most_cells
+from .sums import BlockSum
+from .table import ResizeSpec, Size
 
 MAX_SAVED = 4096  # tokens of an image: up to here its coordinates are told at once
 
-TokenLayout = Tensor | Size
-"""Where the tokens of a batch lie: their coordinates (y, x), (B, N, 2), integers in any dtype; or of
-plain images, whose tokens are in row-major order, the one grid (h, w)."""
+Coordinates = Tensor | Size
+"""Where the tokens of a batch lie: (y, x) of each, (B, N, 2), in any number dtype; or of plain images,
+whose tokens are in row-major order, their one grid (h, w)."""
+
+MAX_COORDINATE = 2**31 - 1  # the cells of a grid can still be counted in int64
 
 
 class Run(NamedTuple):
@@ -44,7 +45,7 @@ class Run(NamedTuple):
 Runs = dict[Size, list[Run]]  # of each distinct grid (h, w), by first appearance
 
 
-def check_tokens(x: Tensor, channels: int, patch_coord: TokenLayout | None = None) -> None:
+def check_tokens(x: Tensor, channels: int, patch_coord: Coordinates | None = None) -> None:
     """``x`` must be (B, N, channels), and ``patch_coord``, if it is a tensor, (B, N, 2)."""
     shape = x.shape
     if len(shape) != 3 or shape[2] != channels:
@@ -62,40 +63,52 @@ def check_tokens(x: Tensor, channels: int, patch_coord: TokenLayout | None = Non
         )
 
 
-def runs_of(layout: TokenLayout, x: Tensor, embeds_padding: bool) -> Runs:
+def most_cells(tokens: Any) -> Any:
+    """The most cells that a sample's grid may have, by its number of tokens: an int, or symbolic.
+
+    A wrong coordinate must not take memory out of proportion. Masked models keep one token in four
+    or more; 64 times leaves room for any that drops tokens, and 4,096 cells for an image that kept
+    a few.
+    """
+    return 64 * tokens + 4096
+
+
+def runs_of(patch_coord: Coordinates, x: Tensor, spec: ResizeSpec) -> Runs | None:
     """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
     By NumPy: on so few numbers its operations cost a third of PyTorch's.
 
     Args:
+        patch_coord: where the tokens lie.
         x: (B, N, C) tokens, whose numbers are not used. The runs name cells on their device.
-        embeds_padding: padding tokens get the cell that they name, (0, 0) or another.
+        spec: whether padding tokens get the cell that they name, (0, 0) or another; and whether the
+            table is sampled, which it can be at any coordinate.
 
     Returns:
         No grid when the batch holds no token. Padding tokens, those from the h*w-th on, are not
-        looked at, except where they get embeddings too.
+        looked at, except where they get embeddings too. None where the table is sampled and a
+        coordinate names no cell, or one of a grid of more than 64 N + 4,096 cells.
 
     Raises:
-        InvalidCoordinateError: a negative or non-finite coordinate among a grid's own tokens; with
-            ``embeds_padding`` also among its padding, and one that is no whole number; a grid of
-            more than 64 N + 4,096 cells.
+        ValueError: a negative or non-finite coordinate among the tokens that get embeddings, or a
+            grid of more than 64 N + 4,096 cells, where the table is not sampled.
     """
     batch, length, _ = x.shape
-    if not isinstance(layout, Tensor):
-        h, w = layout
+    if not isinstance(patch_coord, Tensor):
+        h, w = patch_coord
         # Where the tokens are not h*w, PyTorch says so when it adds.
         return {(h, w): [Run(slice(0, batch), slice(0, length), h * w)]}
     if x.numel() == 0:
         return {}
     # The one copy from the device in a call: what follows is known on the host.
-    on_host = layout.cpu()
+    on_host = patch_coord.cpu()
     whole = on_host
     if on_host.dtype is not torch.int64:
         whole = whole_numbers(on_host)
-        if embeds_padding and on_host.is_floating_point():  # timm's flag samples between cells, too
-            whole[whole != on_host] = -1
+        if spec.samples and not torch.equal(whole.to(on_host.dtype), on_host):
+            return None
     coord: Any = whole.numpy()
-    return _runs_of_one_grid(coord, embeds_padding) or _runs(coord, x.device, embeds_padding)
+    return _runs_of_one_grid(coord, spec) or _runs(coord, x.device, spec)
 
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
@@ -126,7 +139,7 @@ def tokens_of_images(sizes: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=sizes.device) < sizes.prod(1, keepdim=True)
 
 
-def _runs_of_one_grid(coord: Any, embeds_padding: bool) -> Runs | None:
+def _runs_of_one_grid(coord: Any, spec: ResizeSpec) -> Runs | None:
     """The runs of images of one size in row-major order, which are most cheaply told; None of others.
 
     Told by how they stand in memory, 16 bytes for each token. Where the table's numbers have just
@@ -143,7 +156,7 @@ def _runs_of_one_grid(coord: Any, embeds_padding: bool) -> Runs | None:
     for image in coord:
         if image.tobytes() != in_order:
             return None
-    return {(y + 1, x + 1): _runs_in_order(slice(0, batch), length, count, embeds_padding)}
+    return {(y + 1, x + 1): _runs_in_order(slice(0, batch), length, count, spec)}
 
 
 @lru_cache(maxsize=64)
@@ -152,17 +165,17 @@ def _row_major(w: int) -> bytes:
     return np.stack(np.divmod(np.arange(MAX_SAVED), w), 1).tobytes()
 
 
-def _runs_in_order(samples: slice, length: int, cells: int, embeds_padding: bool) -> list[Run]:
+def _runs_in_order(samples: slice, length: int, cells: int, spec: ResizeSpec) -> list[Run]:
     """The runs of images with so many cells, whose tokens stand in row-major order."""
     count = min(length, cells)
     runs = [Run(samples, slice(0, count), count)]
-    if embeds_padding and count < length:
+    if spec.embeds_padding and count < length:
         runs.append(Run(samples, slice(count, length), 1))
     return runs
 
 
-def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
-    """The runs of any batch, from all its coordinates."""
+def _runs(coord: Any, device: torch.device, spec: ResizeSpec) -> Runs | None:
+    """The runs of any batch, from all its coordinates; see :func:`runs_of`."""
     _, length, _ = coord.shape
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
@@ -171,19 +184,20 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
     cells = heights * widths
     order = np.arange(length)
     in_grid = order < cells[:, None]  # (B, N)
-    embedded = in_grid | embeds_padding
+    embedded = in_grid | spec.embeds_padding
 
     # The tokens that are embedded must name cells, and no grid may have none, or too many.
     most = most_cells(length)
     names_none = (axes < 0).any(0) & embedded  # (B, N)
     wrong = names_none.any(1) | (cells < 1) | (cells > most)
     if wrong.any():
+        if spec.samples:
+            return None
         sample = wrong.argmax()
-        raise InvalidCoordinateError(
-            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, with "
-            f"grid_sample one that is no whole number, or a grid of more than 64 x {length} + 4096 "
-            f"= {most} cells: {heights[sample]} x {widths[sample]}; coordinates count from 0, and "
-            "padding tokens carry (0, 0)"
+        raise ValueError(
+            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or a grid "
+            f"of more than 64 x {length} + 4096 = {most} cells: {heights[sample]} x "
+            f"{widths[sample]}; coordinates count from 0, and padding tokens carry (0, 0)"
         )
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
@@ -201,9 +215,9 @@ def _runs(coord: Any, device: torch.device, embeds_padding: bool) -> Runs:
         samples = slice(sample, sample + 1)
         of_size = runs.setdefault(size, [])
         if not reordered[sample]:
-            of_size += _runs_in_order(samples, length, size[0] * size[1], embeds_padding)
+            of_size += _runs_in_order(samples, length, size[0] * size[1], spec)
             continue
-        count = length if embeds_padding else min(length, size[0] * size[1])
+        count = length if spec.embeds_padding else min(length, size[0] * size[1])
         taken = cell_of_token[sample]
         if count < length:  # to slice each one would cost time, where most need no slice
             taken = taken[:count]

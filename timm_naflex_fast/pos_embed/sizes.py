@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling.kept import kept_by_arguments
 from ..tracing import is_tracing
 from .checks import check_numbers
-from .tokens import Run, Runs, TokenLayout, tokens_of_images
+from .kept import kept_by_arguments
+from .tokens import Coordinates, Run, Runs, tokens_of_images
 
 
-def coordinates_in_graph(layout: TokenLayout, x: Tensor) -> Tensor:
+def coordinates_in_graph(patch_coord: Coordinates, x: Tensor) -> Tensor:
     """The coordinates (B, N, 2) of tokens ``x`` (B, N, C), or (1, N, 2) for all samples."""
-    if isinstance(layout, Tensor):
-        return layout
-    h, w = layout
+    if isinstance(patch_coord, Tensor):
+        return patch_coord
+    h, w = patch_coord
     cell = torch.arange(h * w, device=x.device)
     return torch.stack((cell // w, cell % w), -1)[None]
 
@@ -25,14 +25,14 @@ class Sizes(NamedTuple):
     """The size of each image, (B, 2) as (h, w) or (B, 3) as (t, h, w): a tensor or a sequence.
 
     ``merge``: cells in merge x merge blocks. ``length``: each image has so many tokens; None: as
-    many as it has cells, one image after the other. ``embeds_padding``: those after an image get
-    its first cell.
+    many as it has cells, one image after the other. ``padding``: what those after an image get,
+    ``"zeros"`` or its ``"first"`` cell.
     """
 
     values: Any
     merge: int = 1
     length: int | None = None
-    embeds_padding: bool = False
+    padding: str = "zeros"
 
     def runs(self, device: torch.device) -> tuple[int, Runs]:
         """How many tokens T all images have, and their runs as one sample (1, T, C).
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
             # An image's padding comes after its last frame.
             if self.length is not None:
                 padding = slice(end, first + self.length)
-                if self.embeds_padding:
+                if self.padding == "first":
                     of_size.append(Run(row, padding, 1))
                 end = padding.stop
         return end, runs

@@ -1,6 +1,6 @@
 """``embedding(h, w) = A_h . P . A_w^T`` and its transpose, as sums of few rows.
 
-This is what the strategy "matmul" runs. A resize matrix is a narrow band: a cell of the grid reads
+This is what the strategies "matmul" and "grid_sample" run. A resize matrix is a narrow band: a cell of the grid reads
 at most 2 (bilinear) or 4 (bicubic) cells of the table on each axis, more where antialiasing shrinks
 the table, and the rest of the matrix is zero. So no product of matrices runs here. Each product is
 a *sparse sum*: every row of the result adds up the few source rows that it reads, each times its
@@ -32,11 +32,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .block_sum import BlockSum
+from . import kept
 from .kept import kept_by_arguments
-from .matrices import Taps, grid_taps
-from .spec import ResizeSpec, Size
-from .tables import Embeddings, PositionTable, whole
+from .table import PositionTable, ResizeSpec, Size, whole
+from .weights import Taps, grid_taps
+
+Embeddings = Iterable[tuple[Size, Tensor]]
+"""The size (h, w) of each grid with its embeddings (h*w, C), in any order."""
+
+# So many tensors are added one after the other: thousands would be wrong by 1e-5.
+MAX_SEQUENTIAL = 16
+
+
+class BlockSum:
+    """The sum (rows, C) of tensors, as they come: sixteen go to one sum, and PyTorch adds up the
+    sums in pairs."""
+
+    def __init__(self, rows: int, dtype: torch.dtype) -> None:
+        self.rows = rows
+        self.dtype = dtype
+        self._sums: list[Tensor] = []
+        self._parts = 0
+
+    def add(self, part: Tensor, rows: Tensor | None = None, *, is_free: bool = False) -> None:
+        """Add one more of any dtype, which is not written to.
+
+        ``rows``: to which rows of the sum those of ``part`` are added, to some perhaps twice (on CUDA
+        in no fixed order); None: to the first ones. ``is_free``: nobody else has ``part``, of the
+        sum's dtype, so it may become the sum.
+        """
+        begins = self._parts % MAX_SEQUENTIAL == 0
+        self._parts += 1
+        if begins and rows is None and len(part) == self.rows:
+            # To copy a table's gradient would take a tenth of a training call (measured: one
+            # image of 240 tokens, C=768, 2 CPU cores).
+            if not is_free:
+                part = part.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
+            self._sums.append(part)
+            return
+        if begins:
+            self._sums.append(part.new_zeros(self.rows, part.shape[1], dtype=self.dtype))
+        newest = self._sums[-1]
+        if rows is None:
+            newest[: len(part)].add_(part)
+        else:
+            newest.index_add_(0, rows, part.to(self.dtype))
+
+    def total(self) -> Tensor:
+        """The sum of all that came, of one at least."""
+        if len(self._sums) == 1:
+            return self._sums[0]
+        return torch.stack(self._sums).sum(0)
 
 
 class SparseSum(NamedTuple):
@@ -215,3 +261,22 @@ def _kron(y: Taps, x: Taps, device: torch.device, without_empty_rows: bool = Fal
         filled = torch.from_numpy(rows_with_taps).to(device)
     sums = _sum_of_taps(columns[by_row], offsets.astype(np.int32), weights[by_row], device)
     return sums._replace(rows=filled)
+
+
+def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:
+    """The embeddings of each size from a float64 table (H0, W0, C), by dense float64 matrices.
+
+    All else in this package computes this formula faster. It runs where PyTorch has to derive it
+    (second derivatives, ``is_grads_batched``). Neither autocast nor TF32 touches float64.
+    """
+    import einx  # here, because it takes seconds
+
+    h0, w0, _ = table.shape
+    table_size = h0, w0
+    for size in sizes:
+        with kept.unseen():
+            rows, columns = (
+                taps.dense().to(table.device, non_blocking=True)
+                for taps in grid_taps(size, table_size, spec, torch.float32)
+            )  # (h, H0), (w, W0)
+        yield size, einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", rows, table, columns)

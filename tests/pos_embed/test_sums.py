@@ -3,8 +3,8 @@
 import torch
 
 from tests.support.oracles import reference
-from timm_naflex_fast.resampling.sparse import resize_steps
-from timm_naflex_fast.resampling.spec import ResizeSpec
+from timm_naflex_fast.pos_embed.sums import resize_steps
+from timm_naflex_fast.pos_embed.table import ResizeSpec
 
 RADIO = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
 

@@ -30,14 +30,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .spec import Size
+from .table import Size
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
 Key = tuple[Hashable, ...]
 
 # What an object costs beside its numbers, in bytes, as the growth of a process shows
-# (tests/resampling/test_kept.py): an entry with its key, and a tensor or an array.
+# (tests/pos_embed/test_kept.py): an entry with its key, and a tensor or an array.
 ENTRY_BYTES = 96
 TENSOR_BYTES = 640
 

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.oracles import NEW_TIMM, Case, stock, tables
-from timm_naflex_fast.backends import traceable
 from timm_naflex_fast.patching.timm_methods import read_embeds
-from timm_naflex_fast.resampling.spec import FLAG, ResizeSpec
-from timm_naflex_fast.resampling.tables import whole
+from timm_naflex_fast.pos_embed import graphs
+from timm_naflex_fast.pos_embed.table import ResizeSpec, whole
 
 SIZES = [(3, 4), (9, 2), (1, 1), (20, 14)]
 IS_PADDING = torch.arange(280) >= torch.tensor([[12], [18], [1], [280]])
@@ -36,7 +35,7 @@ def test_timms_flag_at_any_coordinate(table_size, how, shift, is_padding_told):
         coord[IS_PADDING] = -1
     want, got = torch.zeros(2, *coord.shape[:2], 16)
     stock(case, embeds, want, coord)
-    traceable.add(got, whole(read_embeds(embeds)[0]), coord, case.spec(FLAG))
+    graphs.add_plain(got, whole(read_embeds(embeds)[0]), coord, case.spec(samples=True))
     largest = max(1, *(table.abs().max() for table in tables(embeds)))
     assert (got - want).abs().max() <= 2e-6 * largest
 
@@ -54,13 +53,13 @@ def test_timms_flag_at_any_coordinate(table_size, how, shift, is_padding_told):
     ],
 )
 def test_tokens_of_a_grid_without_cells_or_with_too_many_become_nan(cell, names_none):
-    place, embedded = traceable.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())
+    place, embedded = graphs.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())
     assert embedded.all()
     for position in (place.y, place.x):
         assert torch.equal(position.isnan(), torch.full((1, 3), names_none))
 
 
 def test_coordinates_of_8_bits_are_counted_in_more():
-    flag = ResizeSpec("bilinear", antialias=False, reference=FLAG)
+    flag = ResizeSpec("bilinear", antialias=False, samples=True)
     coord = torch.full((1, 1, 2), 255, dtype=torch.uint8)
-    assert traceable.token_positions(coord, flag)[0].h.item() == 256
+    assert graphs.token_positions(coord, flag)[0].h.item() == 256

@@ -1,21 +1,91 @@
-"""Resize weights in closed form, from coordinates and lengths that are tensors.
+"""Resize weights in closed form, from coordinates and lengths that are tensors, and embeddings by them.
 
-``resampling/matrices.py`` reads PyTorch's weights off ``F.interpolate``, whose sizes the host must
+``weights.py`` reads PyTorch's weights off ``F.interpolate``, whose sizes the host must
 know. A graph does not know them. This file computes the same weights where the coordinates are, in
 float32 alone: many devices and runtimes have no float64. It is also what knows where timm's flag
 samples, for graphs and for the host.
 
 Scale and centre are rounded exactly as PyTorch rounds them; at a table of 128 cells another
 rounding of the scale alone would move a weight by 8e-6. The weights are then within 1e-6 of
-PyTorch's own, bilinear ones within 2e-7, for tables of up to 128 cells (tests/resampling).
+PyTorch's own, bilinear ones within 2e-7, for tables of up to 128 cells.
+
+Tests: tests/pos_embed/test_formula.py, and tests/pos_embed/test_graphs.py for whole embeddings.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .spec import ResizeSpec
+from .precision import unrounded_dtype, unrounded_product
+from .table import ResizeSpec
+
+
+class TokenPositions(NamedTuple):
+    """The grid (h, w) of each sample, or the size to which the table is resized for it, and where on
+    it each token lies.
+
+    A position is NaN where the host would raise an error; with timm's grid_sample flag only where
+    a coordinate is not finite.
+    """
+
+    h: Tensor  # (B, 1) float32
+    w: Tensor  # (B, 1) float32
+    y: Tensor  # (B, N) float32
+    x: Tensor  # (B, N) float32
+
+
+def embeddings_at(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """The embeddings (B, N, C) of tokens from a table (H0, W0, C), in float32 at least."""
+    positions = _resized(table, positions, spec)
+    # Both give the same sums. Gathered taps read only the cells that have a weight, a product reads
+    # every cell of the table for each token. On a CPU taps cost less from 128 rows on, bilinear
+    # from 32 (measured).
+    taps = 16 if spec.interpolation == "bicubic" else 4
+    if not spec.antialias and 8 * taps <= table.shape[0]:
+        return _gathered_taps(table, positions, spec)
+    return _one_product(table, positions, spec)
+
+
+def _resized(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> TokenPositions:
+    """The same with the cells to which each axis is resized, before the crop, as h and w."""
+    if not spec.ar_preserving:
+        return positions
+    h, w, y, x = positions
+    h0, w0, _ = table.shape
+    own_h, own_w = spec.own_size((h0, w0)) or (0, 0)  # which no grid has
+    is_own = (h == own_h) & (w == own_w)
+    longest = torch.maximum(h, w)
+    return TokenPositions(torch.where(is_own, h, longest), torch.where(is_own, w, longest), y, x)
+
+
+def _one_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """One product with a row of H0*W0 weights for each token: (B, N, C)."""
+    h0, w0, _ = table.shape
+    dtype = unrounded_dtype(table)
+    y = axis_weights(positions.y, positions.h, h0, spec).to(dtype)  # (B, N, H0)
+    x = axis_weights(positions.x, positions.w, w0, spec).to(dtype)  # (B, N, W0)
+    # Resizing is separable: a cell's weight is its row's times its column's.
+    weights = y[..., :, None] * x[..., None, :]  # (B, N, H0, W0)
+    embeddings = unrounded_product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
+    return embeddings.unflatten(0, positions.y.shape)
+
+
+def _gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """The same in float32 by one gathered row of the table for each pair of taps."""
+    h0, w0, _ = table.shape
+    flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
+    rows, row_weights = tap_weights(positions.y, positions.h, h0, spec)  # (B, N, taps)
+    cols, col_weights = tap_weights(positions.x, positions.w, w0, spec)
+    cells = rows[..., :, None] * w0 + cols[..., None, :]  # (B, N, taps, taps)
+    weights = (row_weights[..., :, None] * col_weights[..., None, :]).to(flat.dtype)
+    # Tap after tap: all at once would be 16 embeddings (B, N, C) in memory.
+    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
+    for cell, weight in zip(cells.flatten(2).unbind(-1), weights.flatten(2).split(1, -1)):
+        embeddings = embeddings + F.embedding(cell, flat) * weight
+    return embeddings
 
 
 def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
@@ -26,7 +96,7 @@ def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tens
             flag any number; NaN gives NaN.
         n: the cells to which the axis is resized; float32, broadcasts with ``position``.
         n0: cells of the table on this axis.
-        spec: its interpolation, antialias, align_corners and reference.
+        spec: its interpolation, antialias, align_corners and samples.
 
     Returns:
         The weights (..., n0), float32.
@@ -98,7 +168,7 @@ def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Where a position lies on the table's axis, without antialiasing: float32."""
-    if spec.samples():
+    if spec.samples:
         # Where timm's flag puts a cell in [-1, 1], and the cells between -1 and 1.
         if spec.align_corners:
             place = divide(2 * position, (n - 1).clamp(min=1)) - 1

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from tests.support.oracles import Largest
-from timm_naflex_fast.batch import tokens
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.pos_embed import kept, tokens
+from timm_naflex_fast.pos_embed.table import ResizeSpec
 
 
 def runs_of(coord):
     """The runs of a batch with these coordinates."""
-    return tokens.runs_of(coord, coord.float(), False)
+    return tokens.runs_of(coord, coord.float(), ResizeSpec())
 
 
 def only(y, x, tokens):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from timm_naflex_fast.batch.sizes import Sizes
+from timm_naflex_fast.pos_embed.sizes import Sizes
 
 VALID = {
     "array": np.array([(3, 4), (4, 5)]),

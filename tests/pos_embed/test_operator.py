@@ -18,8 +18,8 @@ from tests.support.oracles import (
 )
 from tests.support.running import running
 from timm_naflex_fast import __version__
-from timm_naflex_fast.backends.operator import add_learned, learned_grad
 from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.pos_embed.graphs import add_learned, learned_grad
 
 INTERPOLATE = "interpolate_cached"
 VARIOUS = [[(3, 4)] * 2, [(8, 8), (2, 30), (11, 3)], [(9, 1), (1, 1)] * 2, [(5, 7)] * 5]

@@ -1,1 +1,0 @@
-"""Patch-embedding kernels resampled to other patch sizes."""

@@ -1,1 +1,0 @@
-"""Rotary embeddings for a whole NaFlex batch: one formula serves timm's four types."""
