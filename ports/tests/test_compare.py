@@ -1,25 +1,25 @@
 """Where a port parts from the kit's recording, and what is said of it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from on_the_kit import KIT, recording
 from safetensors.torch import save_file
 from torch.nn.utils.rnn import pad_sequence
+
 from vit_ports.compare import compare_folders, compare_recordings
 from vit_ports.conventions import Convention
-from vit_ports.format import read_recording, sampled
+from vit_ports.format import sampled
 from vit_ports.verdict import sentences
 
-KIT = Path(__file__).resolve().parents[1] / "kit"
 COUNT = 10  # pictures of the kit
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def reference():
-    return read_recording(KIT)
+    return recording()
 
 
 def changed(reference, **changes):
@@ -93,7 +93,7 @@ def test_a_fault_that_grows_is_named_where_it_begins(part_of_limit, stage, refer
 
 @pytest.mark.parametrize("stage", ["pixels", "block_0", "pooled"])
 def test_a_port_with_nan_parts_and_has_no_known_reason(stage, reference):
-    """A folder with it is refused; a tower that ``--against`` runs may give it."""
+    """A folder with it is refused; a tower in the same process may give it."""
     port = changed(reference, **{stage: lambda x: x * np.nan})
     found = compare_recordings(reference, port)
     assert found.first.stage == stage

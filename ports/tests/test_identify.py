@@ -4,23 +4,22 @@ import re
 
 import pytest
 import torch
+from on_the_kit import random_table, resized, tokens_of
 from torch.nn.functional import affine_grid, grid_sample
 from torch.nn.utils.rnn import pad_sequence
+
 from vit_ports.conventions import Convention, conventions
 from vit_ports.identify import DECIMALS, identify_resampling, verdict
-
-from tests.support.checks import slow
-from tests.support.tiny_recordings import random_table, tokens_of
-from timm_naflex_fast.functional import resample_pos_embed
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
 # Each is compared with all others. Those with one layout of the tokens follow one another.
 MORE = ALL[16:160:16] + ALL[163::59]
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in MORE]
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
 
 
-@pytest.mark.parametrize("convention", [ALL[0], *map(slow, MORE)], ids=str)
+@pytest.mark.parametrize("convention", [ALL[0], *SLOW], ids=str)
 def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
     table = random_table(3)
     tokens = tokens_of(convention, table, SIZES).float()
@@ -98,7 +97,7 @@ def judged(table, result, precision="float32", sizes=ASKED):
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_a_port_in_half_precision_is_right_if_that_is_said(precision):
     # Neighbouring cells are alike, as in a trained table.
-    smooth = resample_pos_embed(TABLE_OF_16[:5, :5], (16, 16), mode="bicubic") + 3
+    smooth = resized(TABLE_OF_16[:5, :5], (16, 16), "bicubic") + 3
     for table in (TABLE_OF_16, smooth):
         result = rounded(tokens_of(BILINEAR, table, ASKED), precision)
         is_equal, said = judged(table, result, precision)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from vit_ports.compare import compare_folders
 
 ROOT = Path(__file__).parents[1]

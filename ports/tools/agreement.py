@@ -18,6 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.commands.measure.output import provenance
+from timm_naflex_fast.commands.measure.pipelines import timm_source, transformers_source
+from timm_naflex_fast.names import STRATEGY_NAMES
 from vit_ports.compare import compare_recordings
 from vit_ports.format import (
     Recording,
@@ -26,11 +31,6 @@ from vit_ports.format import (
     read_recording,
 )
 from vit_ports.rule import Stage, stages_at
-
-from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.commands.measure.output import provenance
-from timm_naflex_fast.commands.measure.pipelines import timm_source, transformers_source
-from timm_naflex_fast.names import STRATEGY_NAMES
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "ports" / "kit"

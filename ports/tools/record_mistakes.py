@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from PIL import Image
 from safetensors.numpy import load_file, save
-from vit_ports.format import TABLE, VERSION, Recording
-from vit_ports.mistakes import mistakes_of, with_mistakes
 
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.pipelines import timm_source
-from timm_naflex_fast.commands.measure.record import with_limits
+from vit_ports.format import TABLE, VERSION, Recording
+from vit_ports.limits import with_limits
+from vit_ports.mistakes import mistakes_of, with_mistakes
+from vit_ports.towers.siglip2 import SIGLIP2
 
 KIT = Path(__file__).parents[1] / "kit"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
@@ -38,10 +39,11 @@ def main() -> None:
 
     about["version"] = VERSION
     recording = Recording(about, stages, found[TABLE], {})
-    recording = with_limits(recording, timm_source(model, about["max_patches"]))
+    source = timm_source(model, about["max_patches"])
+    recording = with_limits(SIGLIP2, recording, source.tower)
     pictures = [Image.open(KIT / picture["file"]) for picture in about["pictures"]]
-    mistakes = mistakes_of(len(model.blocks))
-    recording = with_mistakes(recording, load_file(weights), pictures, mistakes)
+    mistakes = mistakes_of(SIGLIP2, len(model.blocks))
+    recording = with_mistakes(SIGLIP2, recording, load_file(weights), pictures, mistakes)
 
     (KIT / "mistakes.safetensors").write_bytes(save(dict(recording.mistakes)))
     text = json.dumps(recording.about, indent=1, ensure_ascii=False) + "\n"

@@ -254,6 +254,7 @@ def written_by(big_vision: Path) -> dict[str, Any]:
 def write(made: Path) -> None:
     """Write the recording and the result file from what ``run`` left in ``made``."""
     from PIL import Image
+
     from vit_ports.format import (
         VERSION,
         Recording,

@@ -26,18 +26,6 @@ PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 TABLE = "table"
 OWN_PIXELS = "own_pixels"  # among limits: what pixels of another resizer move
 
-EMBEDDINGS = {"token": 2e-5, "channel": 2e-5}
-LATER = {"token": 3e-5, "channel": 1e-4}
-FLOAT32 = {
-    "grid": {"number": 0.5},
-    # In grey levels. Right resizers round to whole ones after either of their two passes, which
-    # moves a pixel by less than 1.5 levels, and a picture's mean by 0.05.
-    "pixels": {"pixel": 2.01, "mean": 0.2},
-    "patch_embedding": EMBEDDINGS,
-    "position_embedding": EMBEDDINGS,
-    "pooled": {"number": 2e-5},
-}
-"""What float32 may move a stage by, in each of its measures; ``LATER`` for those that are not here."""
 SAMPLE = 6  # tokens that are kept of what a mistake gives
 LARGEST = 3e38  # number of a stage: float32's
 
@@ -81,11 +69,6 @@ class Recording:
     def limits(self) -> dict[str, Any]:
         """Of each stage what counts as rounding: by precision, then by measure."""
         return {stage["name"]: stage["limits"] for stage in self.about["stages"]}
-
-
-def float32_limits(stage: str) -> dict[str, float]:
-    """What float32 may move a stage by, in each of its measures (see ``rule.Stage.differences``)."""
-    return dict(FLOAT32.get(stage, LATER))
 
 
 def sampled(numbers: Array) -> Array:
@@ -234,7 +217,9 @@ FORM = {
     "table_size": [positive],
     "max_patches": positive,
     "heads": positive,
+    "mean": [float],
     "std": [positive],
+    "filter": text,
     "pictures": [{"file": text, "name": text, "size": [positive], "grid": [positive]}],
     "stages": [{"name": text, "limits": [[positive]]}],
     "mistakes_tried": range,

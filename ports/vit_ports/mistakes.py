@@ -1,8 +1,8 @@
-"""Known mistakes: what SigLIP-2's image tower gives where a line of it is wrong.
+"""Known mistakes: what a tower gives where a line of it is wrong.
 
-``mistakes.diff`` is the list: right lines of the port in NumPy (``port_in_numpy.py``), and the wrong lines that people write instead. The port runs with one mistake at a time, from the numbers
-of the reference. What it gives then is kept beside the recording, so a port in any language that
-makes the same mistake has the same numbers.
+The list has right lines of the tower's port in NumPy, and the wrong lines that people write instead.
+The port runs with one mistake at a time, from the numbers of the reference. What it gives then is kept
+beside the recording, so a port in any language that makes the same mistake has the same numbers.
 
 Tests: ports/tests/test_mistakes.py.
 """
@@ -18,11 +18,8 @@ import numpy as np
 
 from .format import Recording, Stages, Unusable, sampled
 from .rule import stages_at
-from .towers.siglip2 import wrong_lines
+from .towers import Tower
 
-TOWER = Path(__file__).parent / "towers" / "siglip2"
-LIST = TOWER / "mistakes.diff"
-PORT = TOWER / "port_in_numpy.py"
 TRIED = 4  # pictures: a base model takes a second for each, and each takes space
 
 
@@ -42,8 +39,8 @@ class Mistake(NamedTuple):
     lines: list[list[str]]
 
 
-def read_mistakes(file: Path = LIST) -> list[Mistake]:
-    """The mistakes of a list; ``mistakes.diff`` tells at its head how one is written.
+def read_mistakes(file: Path) -> list[Mistake]:
+    """The mistakes of a list; SigLIP-2's tells at its head how one is written.
 
     Raises:
         Unusable: a line is no part of a mistake.
@@ -70,16 +67,15 @@ def read_mistakes(file: Path = LIST) -> list[Mistake]:
     return found
 
 
-def mistakes_of(depth: int, more: Path | None = None) -> list[Mistake]:
-    """Those of the list, and each block of a tower left out; and those of another list."""
-    found = read_mistakes()
+def mistakes_of(tower: Tower, depth: int) -> list[Mistake]:
+    """Those of a tower's list, and each of its blocks left out."""
+    found = read_mistakes(tower.mistakes)
+    right, wrong = tower.block
     for number in range(depth):
         stage = f"block_{number}"
         words = f"block {number} is left out"
-        lines = [["return block(", f"return x if number == {number} else block("]]
+        lines = [[right, wrong.format(number)]]
         found.append(Mistake(f"{stage}_left_out", words, stage, lines))
-    if more is not None:
-        found += read_mistakes(more)
     return found
 
 
@@ -90,13 +86,18 @@ class Port:
     """
 
     def __init__(
-        self, recording: Recording, weights: Mapping[str, Any], mistake: Mistake | None = None
+        self,
+        tower: Tower,
+        recording: Recording,
+        weights: Mapping[str, Any],
+        mistake: Mistake | None = None,
     ) -> None:
         """Load the port.
 
         Args:
+            tower: whose port it is.
             recording: tells what the port has to know of pictures and tower.
-            weights: those of the recording, under transformers' names; arrays, or tensors.
+            weights: those of the recording, under the names that the port reads; arrays, or tensors.
             mistake: which one is made.
 
         Raises:
@@ -104,11 +105,11 @@ class Port:
         """
         self.recording = recording
         self.weights = {name: np.asarray(one) for name, one in weights.items()}
-        text = PORT.read_text(encoding="utf-8")
+        text = tower.port.read_text(encoding="utf-8")
         if mistake:
             text = with_lines(text, mistake)
         # What a wrong line may use.
-        self.names: dict[str, Any] = {**vars(wrong_lines), **recording.about}
+        self.names: dict[str, Any] = {**tower.names, **recording.about}
         exec(text, self.names)
         filters = self.names["Image"].Resampling
         self.names["FILTER"] = filters[recording.about["filter"].upper()]
@@ -157,7 +158,7 @@ def with_lines(text: str, mistake: Mistake) -> str:
         count = text.count(right)
         if count != 1:
             raise Unusable(
-                f"{mistake.name}: {right!r} is {count} times in {PORT.name}; valid: what is there once"
+                f"{mistake.name}: {right!r} is {count} times in the port; valid: what is there once"
             )
         # The wrong lines are indented as the right one is.
         indent = re.findall(rf"^( *).*{re.escape(right)}", text, re.MULTILINE)[0]
@@ -166,6 +167,7 @@ def with_lines(text: str, mistake: Mistake) -> str:
 
 
 def with_mistakes(
+    tower: Tower,
     recording: Recording,
     weights: Mapping[str, Any],
     pictures: Sequence[Any],
@@ -179,12 +181,13 @@ def with_mistakes(
     does: that has another activation, say.
 
     Args:
+        tower: which one was recorded.
         recording: the reference, without mistakes.
-        weights: those of the recording, under transformers' names.
+        weights: those of the recording, under the names that the port reads.
         pictures: PIL images in RGB, the first ones of the recording or all.
         mistakes: which ones.
     """
-    right_port = Port(recording, weights)
+    right_port = Port(tower, recording, weights)
     not_ports = []
     for stage in recording.order:
         made = right_port.made(stage, pictures[0], recording.stages[0])
@@ -193,7 +196,7 @@ def with_mistakes(
     entries = []
     arrays: Stages = {}
     for mistake in mistakes:
-        port = Port(recording, weights, mistake)
+        port = Port(tower, recording, weights, mistake)
         # In some pictures the grid shows it, say, and in square ones the pixels.
         shown: dict[str, dict[int, Stages]] = {}
         for number, picture in enumerate(pictures):

@@ -1,7 +1,9 @@
 """A Siglip2 of transformers in two small blocks with random weights, as ``save_pretrained`` writes
-it. They are no SigLIP-2 weights."""
+it; and pictures. They are no SigLIP-2 weights."""
 
+import numpy as np
 import torch
+from PIL import Image
 
 SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
 TEXT = dict(vocab_size=50, max_position_embeddings=8, bos_token_id=1, eos_token_id=2)
@@ -32,3 +34,13 @@ def randomized(model):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     return model.eval()
+
+
+def smooth_pictures(sizes):
+    """Colours that change within a few pixels: what two filters see otherwise."""
+    noise = np.random.default_rng(0)
+    pictures = []
+    for height, width in sizes:
+        colours = noise.integers(20, 230, (height // 4, width // 4, 3), np.uint8)
+        pictures.append(Image.fromarray(colours).resize((width, height)))
+    return pictures

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
 from vit_ports.cli.main import main
 from vit_ports.format import read_about
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from on_the_kit import random_table, tokens_of
+
 from vit_ports.cli.main import main
 from vit_ports.families import FAMILIES
-
-from tests.support.tiny_recordings import random_table, tokens_of
 
 # (t, h, w): in blocks of one token alone, so few conventions are tried
 SIZES = [(1, 5, 7), (2, 9, 3)]

@@ -7,46 +7,35 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.support import tiny_siglip2
+from tests.support.running import ran
+from timm_naflex_fast.commands.cli.main import main
+from timm_naflex_fast.commands.measure import output
 from vit_ports import mistakes
 from vit_ports.compare import compare_folders
 from vit_ports.format import read_recording, sampled
 
-from tests.support import tiny_recordings, tiny_siglip2
-from timm_naflex_fast.commands.cli.main import main
-from timm_naflex_fast.commands.measure import output
-
 MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli", "--random-weights"]
 SMALL = ["--model-kwargs", "depth=2", "embed_dim=24", "num_heads=2", "patch_size=8"]
-LIST = """
-[picture]
-bgr: colours in the order blue, green, red
-- picture.convert("RGB")
-+ Image.fromarray(np.asarray(picture.convert("RGB"))[..., ::-1])
-[block_0]
-relu: ReLU in place of GELU
-- return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-+ return np.maximum(x, 0)
-"""
-TYPED = """
-[norm]
-mine: the last LayerNorm is doubled
-- return layer_norm(x, weights, "post_layernorm")
-+ return 2 * layer_norm(x, weights, "post_layernorm")
-"""
+FEW = ("bicubic", "bgr", "relu", "block_0_left_out", "block_1_left_out")
 
 
 @pytest.fixture(autouse=True)
-def few_mistakes(monkeypatch, tmp_path):
-    """Two of them: ``tests/commands/recordings/test_mistakes.py`` has them all."""
-    few = tmp_path / "mistakes.diff"
-    few.write_text(LIST)
-    monkeypatch.setattr(mistakes.read_mistakes, "__defaults__", (few,))
+def few_mistakes(monkeypatch):
+    """``ports/tests/test_mistakes.py`` has them all."""
+    every = mistakes.mistakes_of
+
+    def few(tower, depth):
+        return [one for one in every(tower, depth) if one.name in FEW]
+
+    monkeypatch.setattr(mistakes, "mistakes_of", few)
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
-    for number, picture in enumerate(tiny_recordings.smooth_pictures([(90, 60), (40, 120)])):
+    for number, picture in enumerate(tiny_siglip2.smooth_pictures([(90, 60), (40, 120)])):
         picture.save(folder / f"{number}.png")
     return str(folder)
 
@@ -65,16 +54,10 @@ def record(images, tmp_path, capsys):
     return record
 
 
-def test_a_recording_is_of_what_was_given_and_says_so(record, images, tmp_path):
-    mine = tmp_path / "mine.diff"
-    mine.write_text("[norm]\nmine: no last norm\n- linear(\n+ linear(\n")
-    status, said, _ = record(*MODEL, *SMALL, "--mistakes", str(mine))
-    assert status == 2 and "mine: 'linear(' is" in said
-
-    mine.write_text(TYPED)
-    status, said, out = record(*MODEL, *SMALL, "--mistakes", str(mine))
+def test_a_recording_is_of_what_was_given_and_says_so(record, images):
+    status, said, out = record(*MODEL, *SMALL)
     assert status == 0
-    assert said.startswith(f"written: {out}: 2 pictures, 5 known mistakes;")
+    assert said.startswith(f"written: {out}: 2 pictures, 4 known mistakes;")
     read = read_recording(out)
     about = read.about
     assert about["written_by"]["program"] == "naflex-fast record"
@@ -83,10 +66,9 @@ def test_a_recording_is_of_what_was_given_and_says_so(record, images, tmp_path):
     assert numbers == [8, 16, 2, [16, 16]]
     given = Image.open(f"{images}/1.png")
     assert given.tobytes() == Image.open(out / "pictures" / "001.png").tobytes()
-    names = [one["name"] for one in about["mistakes"]]
-    assert names == ["bgr", "relu", "block_0_left_out", "block_1_left_out", "mine"]
-    doubled = sampled(2 * read.stages[1]["norm"])
-    assert np.allclose(read.mistakes["mine/001.norm"], doubled, atol=1e-4)
+    assert {one["name"] for one in about["mistakes"]} == {*FEW} - {"bicubic"}  # timm's own
+    left_out = sampled(read.stages[1]["position_embedding"])
+    assert np.allclose(read.mistakes["block_0_left_out/001.block_0"], left_out, atol=1e-6)
 
 
 def test_without_mistakes_the_stages_alone_are_written_for_others_to_read(
@@ -161,17 +143,64 @@ def weights(tmp_path_factory):
     return folder
 
 
-def test_both_libraries_record_the_same_and_transformers_needs_no_name(record, weights, tmp_path):
+@pytest.fixture(scope="module")
+def theirs(weights, images, tmp_path_factory):
+    """What transformers gives; it needs no name."""
     pytest.importorskip("torchvision")
-    status, _, theirs = record("--checkpoint", str(weights), "--library", "transformers")
-    assert status == 0
-    model = [*MODEL[:2], "--checkpoint", str(weights)]
-    _, _, ours = record(*model, "--interpolation", "bilinear", out=tmp_path / "timm")
+    out = tmp_path_factory.mktemp("theirs") / "REF"
+    library = ["--library", "transformers", "--max-seq-len", "16"]
+    given = ["record", "--checkpoint", str(weights), "--images", images, "--out", str(out)]
+    assert main([*given, *library]) == 0
+    return out
+
+
+def test_both_libraries_record_the_same_but_for_the_filter_of_the_resize(record, weights, theirs):
+    model = [*MODEL[:2], "--checkpoint", str(weights), "--no-mistakes", "--force"]
     reference = read_recording(theirs)
     assert reference.about["written_by"]["pipeline"].startswith("transformers ")
     assert reference.about["filter"] == "bilinear"
+    _, _, ours = record(*model, "--interpolation", "bilinear")
     found = compare_folders(theirs, ours)
     assert (found.first, found.not_written) == (None, [])
+    _, _, ours = record(*model)
+    assert compare_folders(theirs, ours).reason.words == "pictures resized by bicubic"
+
+
+def test_with_anothers_pixels_the_towers_alone_are_compared(weights, theirs, tmp_path, capsys):
+    given = ["record", *MODEL[:2], "--checkpoint", str(weights), "--pixels-of", str(theirs)]
+    ours = tmp_path / "ours"
+    with ran("grid_sample"):
+        assert main([*given, "--out", str(ours), "--mode", "grid_sample"]) == 0
+    found = compare_folders(theirs, ours)
+    assert found.first.stage == "position_embedding"
+    assert [row.share for row in found.rows[:2]] == [0, 0]
+    made, right = read_recording(ours).about, read_recording(theirs).about
+    for key in ("pictures", "mean", "std", "filter", "max_patches"):
+        assert made[key] == right[key]
+    assert {one["name"] for one in made["mistakes"]} >= {"bicubic", "relu"}
+
+    # What does not go together, or is not there.
+    wrong = {
+        "--images x": "--pixels-of goes without --images,",
+        "--max-seq-len 9": "--pixels-of goes without",
+        "--interpolation box": "--pixels-of goes without",
+    }
+    for options, words in wrong.items():
+        assert main([*given, "--out", str(tmp_path / "new"), *options.split()]) == 2
+        assert words in capsys.readouterr().err
+    other = ["record", *MODEL, *SMALL, "--pixels-of", str(theirs), "--out", str(tmp_path / "new")]
+    assert main(other) == 2
+    assert "its patches have a side of 16, the model's of 8" in capsys.readouterr().err
+    (theirs / "pictures" / "001.png").rename(theirs / "pictures" / "gone")
+    assert main([*given, "--out", str(tmp_path / "new")]) == 2
+    assert "there is no picture " in capsys.readouterr().err
+    (theirs / "pictures" / "gone").rename(theirs / "pictures" / "001.png")
+
+
+def test_without_vit_ports_one_line_says_how_to_get_it(record, monkeypatch):
+    monkeypatch.setattr("timm_naflex_fast.commands.cli.record.find_spec", lambda name: None)
+    status, said, _ = record(*MODEL, *SMALL)
+    assert status == 2 and said.endswith("in this repository: pip install . ./ports")
 
 
 def test_what_cannot_be_done_is_told_before_the_work(record, tmp_path, monkeypatch):

@@ -1,19 +1,34 @@
-"""Who agrees with big_vision's recording of SigLIP-2's tower, from its own pixels."""
+"""What the pipelines of timm and of transformers give, from big_vision's own pixels and from
+pictures."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from vit_ports.compare import compare_recordings
-from vit_ports.format import read_recording
 
+from tests.support import tiny_siglip2
 from tests.support.running import ran
+from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
-from timm_naflex_fast.commands.measure.pipelines import timm_source, transformers_source
+from timm_naflex_fast.commands.measure.pipelines import (
+    build_processor,
+    build_tower,
+    siglip2_weights,
+    timm_source,
+    transformers_source,
+)
+from timm_naflex_fast.commands.measure.record import make_recording
+from vit_ports.compare import compare_recordings
+from vit_ports.format import read_recording
+from vit_ports.mistakes import mistakes_of, with_mistakes
+from vit_ports.towers.siglip2 import SIGLIP2
 
 KIT = Path(__file__).resolve().parents[3] / "ports" / "kit"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 TRAINED = dict(pos_embed_interp_mode="bilinear")  # timm before 1.0.30 has another default
+LENGTH = 64  # patches of the kit
 
 
 @pytest.fixture(scope="module")
@@ -21,25 +36,29 @@ def recording():
     return read_recording(KIT)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model(recording):
+    """timm's tower with the kit's weights; a test may spoil it."""
     weights = KIT / "weights" / "transformers.safetensors"
     return load_model(MODEL, weights, num_heads=recording.about["heads"], **TRAINED)[0]
 
 
-def compared(source, recording):
+# From the kit's pixels.
+
+
+def compared(source, recording, precision="float32"):
     """The comparison of what the source's tower makes of the recording's pixels."""
-    ports = source.tower(recording.stages)
+    ports = source.tower(recording.stages, precision.replace("tf32", "float16"))
     for port in ports:
         del port["pixels"]  # they are the recording's own
-    return compare_recordings(recording, ports)
+    return compare_recordings(recording, ports, precision)
 
 
 @pytest.mark.parametrize("mode", [BASELINE, "matmul", "interpolate_cached", "grid_sample"])
 def test_timms_own_loop_and_each_exact_mode_agree(mode, model, recording):
     expected = {mode} - {BASELINE}
     with ran(*expected):
-        found = compared(timm_source(model, 64, contender=mode), recording)
+        found = compared(timm_source(model, LENGTH, contender=mode), recording)
     assert found.not_written == ["pixels"]
     if mode != "grid_sample":
         assert found.first is None
@@ -48,8 +67,90 @@ def test_timms_own_loop_and_each_exact_mode_agree(mode, model, recording):
     assert found.reason.known and "no antialiasing" in found.reason.words
 
 
-def test_transformers_agrees(model, recording):
-    pytest.importorskip("transformers")
+@pytest.mark.parametrize("precision", ["tf32", "float16", "bfloat16"])
+def test_timm_is_equal_in_each_precision(precision, model, recording):
+    found = compared(timm_source(model, LENGTH), recording, precision)
+    assert found.first is None and found.reason is None
+
+
+def test_padding_that_timm_does_not_mask_is_told(model, recording):
+    """The port in NumPy takes one picture at a time: here timm itself makes the mistake."""
+    for block in model.blocks:
+        block.attn.register_forward_pre_hook(
+            lambda module, args, options: (args, {}), with_kwargs=True
+        )
+    found = compared(timm_source(model, LENGTH), recording)
+    assert found.first.stage == "block_0"
+    assert found.reason.words == "padding is not masked in the blocks"
+
+
+@pytest.fixture
+def transformers():
     pytest.importorskip("torchvision")
-    found = compared(transformers_source(model, 64, KIT / "weights"), recording)
+    return pytest.importorskip("transformers")
+
+
+def test_transformers_agrees(model, recording, transformers):
+    found = compared(transformers_source(model, LENGTH, KIT / "weights"), recording)
     assert found.first is None
+
+
+def test_transformers_own_code_runs_whatever_is_enabled(model, recording, transformers):
+    source = transformers_source(model, LENGTH)
+    (expected,) = source.tower(recording.stages[:1])
+    with enable(library="transformers"):
+        (found,) = source.tower(recording.stages[:1])
+    assert np.array_equal(found["position_embedding"], expected["position_embedding"])
+
+
+# Settings beside the weights.
+
+
+@pytest.fixture
+def processor(transformers, tmp_path):
+    """Writes a processor's file with other settings, and returns its folder."""
+
+    def processor(**settings):
+        given = transformers.Siglip2ImageProcessor(max_num_patches=LENGTH).to_dict()
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | settings))
+        return tmp_path
+
+    return processor
+
+
+NORMALIZED_OTHERWISE = {
+    "ImageNet": dict(image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]),
+    "not normalized": dict(do_normalize=False),
+    "rescaled by 256": dict(rescale_factor=1 / 256),
+    "mean of 127": dict(image_mean=[127 / 255] * 3),
+}
+PICTURES = tiny_siglip2.smooth_pictures([(200, 200), (300, 180), (64, 640), (151, 233)])
+TRIED = ("mean_and_std_half", "bicubic", "nearest")
+
+
+@pytest.mark.parametrize("name", NORMALIZED_OTHERWISE)
+def test_another_normalization_is_named_and_so_is_a_filter_beside_it(name, model, processor):
+    settings = NORMALIZED_OTHERWISE[name]
+    source = transformers_source(model, LENGTH, processor(**settings))
+    reference = make_recording(source, PICTURES, [""] * 4, {})
+    tried = [one for one in mistakes_of(SIGLIP2, 2) if one.name in TRIED]
+    reference = with_mistakes(SIGLIP2, reference, siglip2_weights(model), PICTURES, tried)
+    found = compare_recordings(reference, timm_source(model, LENGTH, "bilinear").read(PICTURES))
+    assert found.first.stage == "pixels"
+    assert found.reason.words == "mean and standard deviation are 0.5: pixels from -1 to 1"
+
+    # Mistakes of the resize are made with the processor's own numbers.
+    other = transformers_source(model, LENGTH, processor(resample=3, **settings))
+    reason = compare_recordings(reference, other.read(PICTURES)).reason
+    assert reason.words == "pictures resized by bicubic"
+
+
+def test_settings_beside_the_weights_are_followed(model, processor, tmp_path):
+    tower = build_tower(model, {"hidden_act": "relu", "dtype": "bfloat16"})
+    assert (tower.config.hidden_act, str(tower.dtype)) == ("relu", "torch.float32")
+    assert build_processor(model, 32, tmp_path).resample == 2
+    folder = processor(resample=0, max_num_patches=9, patch_size=14)
+    made = build_processor(model, None, folder)
+    assert (made.resample, made.max_num_patches, made.patch_size) == (0, 9, 8)
+    source = transformers_source(model, LENGTH, folder)
+    assert f"(patch_size 8, max_num_patches {LENGTH}, 4 attention heads)" in source.words

@@ -11,7 +11,6 @@ from ..measure import images
 from ..measure.contenders import CONTENDERS
 from ..measure.models import DTYPES, add_model_arguments
 from ..measure.output import positive, printable, progress, provenance, require
-from . import against
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
 
@@ -19,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options with which a model, its weights, images and what to measure are chosen."""
     parser.epilog = (
         "Without --checkpoint and --random-weights timm downloads the pretrained weights. "
-        "Exit status: 0 if everything was measured; 1 if, with --against, timm and the other library "
-        "part; 2 if nothing could be measured."
+        "Exit status: 0 if everything was measured, 2 if nothing could be."
     )
     add_model_arguments(parser)
     add = parser.add_argument
@@ -41,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
-    against.add_arguments(parser)
+    add(
+        "--interpolation",
+        choices=images.FILTERS,
+        help="filter with which pictures are resized (that of the model's data configuration)",
+    )
     add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
     add("--out", metavar="DIR", help="also write report.json and report.html there")
 
@@ -63,7 +65,6 @@ def drift(options: argparse.Namespace) -> int:
         sources = images.photos()
         source = images.PHOTOS_WORDS
     check(options)
-    against.check(options)
     model, weights = load_as_chosen(options, dtype=options.dtype)
     settings = images.eval_settings(model, options.max_seq_len, options.interpolation)
     skipped: list[str] = []
@@ -71,11 +72,7 @@ def drift(options: argparse.Namespace) -> int:
         progress("measuring", sources), settings, options.batch_size, skipped
     )
     measure_and_show(model, batches, options, weights, source, skipped)
-    if not options.against:
-        return 0
-    compared = against.compare(model, sources, options)
-    options.figures["against"] = compared
-    return 0 if compared["first"] is None else against.PARTS
+    return 0
 
 
 def check(options: argparse.Namespace) -> None:

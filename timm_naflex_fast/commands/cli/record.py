@@ -1,16 +1,18 @@
 """``naflex-fast record``: its options, and the way from a model and pictures to a recording."""
 
 import argparse
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance, require
-from .against import FILTERS, NEEDED, source_of
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
-SIGLIP2 = "naflexvit_base_patch16_siglip.v2_webli"
+MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="the folder of the recording")
     add("--force", action="store_true", help="replace the folder if it is there")
     add("--images", metavar="DIR", help="folder of images (5 of scikit-image's photos)")
+    add(
+        "--pixels-of",
+        metavar="DIR",
+        help="go on from the grids and pixels of this recording, in place of --images: two towers "
+        "are compared, and how they read pictures is not",
+    )
     add(
         "--library",
         choices=("timm", "transformers"),
@@ -33,60 +41,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=BASELINE,
         help=f"with --library timm: what resamples its table ({BASELINE})",
     )
-    add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
+    add("--interpolation", choices=images.FILTERS, help="filter with which timm resizes pictures")
     add(
         "--max-seq-len",
         type=positive,
         metavar="N",
         help="most patches (256; with --library transformers that of its processor's file)",
     )
-    mistakes = parser.add_mutually_exclusive_group()
-    mistakes.add_argument(
-        "--no-mistakes",
-        action="store_true",
-        help="the stages alone, without known mistakes",
-    )
-    mistakes.add_argument(
-        "--mistakes",
-        type=Path,
-        metavar="FILE",
-        help="try those of this list, too: right and wrong lines of the port in NumPy",
-    )
+    add("--no-mistakes", action="store_true", help="the stages alone, without known mistakes")
 
 
 def record(options: argparse.Namespace) -> int:
     """Write a recording of a named model on images.
 
     Raises:
-        ValueError: no model or no images, options that do not go together, or another tower than
-            SigLIP-2's.
+        ValueError: no model or no images, options that do not go together, a folder that is no
+            recording, or another tower than SigLIP-2's.
         FileExistsError: the folder is there, and no ``--force``.
-        RuntimeError: the weights cannot be loaded, or transformers is not installed.
+        RuntimeError: the weights cannot be loaded; vit_ports or transformers is not installed.
     """
     out = Path(options.out)
     check(options, out)
+    from vit_ports.format import read_recording, write_recording
+    from vit_ports.mistakes import TRIED, mistakes_of, with_mistakes
+    from vit_ports.towers.siglip2 import SIGLIP2
+
     skipped: list[str] = []
-    if options.images:
+    other = None
+    if options.pixels_of:
+        other = read_recording(Path(options.pixels_of))
+        options.max_seq_len = other.about["max_patches"]
+        sources = recorded_pictures(options.pixels_of, other)
+    elif options.images:
         sources = images.image_sources(options.images)
     else:
         sources = images.photos()[::6]  # each photo once, in another shape
     model, weights = load_as_chosen(options)
-    from vit_ports.format import write_recording
-    from vit_ports.mistakes import TRIED, mistakes_of, with_mistakes
-
     from ..measure.pipelines import siglip2_weights, timm_source
-    from ..measure.record import make_recording, with_limits
+    from ..measure.record import make_recording
 
     tensors = siglip2_weights(model)
-    tried = []
-    if not options.no_mistakes:
-        tried = mistakes_of(len(model.blocks), options.mistakes)
     if options.library == "timm":
         length = options.max_seq_len or 256  # as --help says
         source = timm_source(model, length, options.interpolation, options.mode)
     else:
-        source = source_of(options, model)
+        source = transformers_of(options, model)
     names, pictures = zip(*images.read(sources, skipped))
+    if other and skipped:
+        raise ValueError(f"not readable as images: {'; '.join(skipped)}")
     announce_skipped(skipped)
     about = {
         "written_by": {
@@ -96,11 +98,11 @@ def record(options: argparse.Namespace) -> int:
         },
         "weights": {"words": weights, "sha256": fingerprint(model)},
     }
-    recording = make_recording(source, pictures, names, about)
-    recording = with_limits(recording, source)
-    if tried:
-        one_by_one = progress("known mistakes", tried)
-        recording = with_mistakes(recording, tensors, pictures[:TRIED], one_by_one)
+    recording = make_recording(source, pictures, names, about, other)
+    if not options.no_mistakes:
+        mistakes = mistakes_of(SIGLIP2, len(model.blocks))
+        one_by_one = progress("known mistakes", mistakes)
+        recording = with_mistakes(SIGLIP2, recording, tensors, pictures[:TRIED], one_by_one)
     write_recording(recording, pictures, out)
     shown = len(recording.about["mistakes"])
     print(
@@ -112,14 +114,48 @@ def record(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace, out: Path) -> None:
     """Find out before the work whether it can be done; errors as ``record``."""
+    if find_spec("vit_ports") is None:
+        raise RuntimeError(
+            "record needs vit_ports, which is in this repository: pip install . ./ports"
+        )
     if options.library == "transformers" and options.checkpoint and not options.model:
-        options.model = SIGLIP2  # its sizes are those of the weights
+        options.model = MODEL  # its sizes are those of the weights
     check_model_options(options)
     is_recording = (out / "recording.json").is_file()
     if out.exists() and not (options.force and is_recording):
         raise FileExistsError(f"{out} is there already; --force replaces recordings alone")
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
+    if options.pixels_of and (options.images or options.interpolation or options.max_seq_len):
+        raise ValueError("--pixels-of goes without --images, --interpolation and --max-seq-len")
     if options.library == "transformers":
         if options.interpolation:
             raise ValueError("--interpolation goes with --library timm")
-        require("--library transformers", *NEEDED)
+        require("--library transformers", "transformers", "torchvision")
+
+
+def recorded_pictures(folder: str, recording: Any) -> list[images.Source]:
+    """Name and opener of each picture of a recording.
+
+    Raises:
+        ValueError: a picture is not there.
+    """
+    from PIL import Image
+
+    sources: list[images.Source] = []
+    for picture in recording.about["pictures"]:
+        file = Path(folder, picture["file"])
+        if not file.is_file():
+            raise ValueError(f"there is no picture {file}")
+        sources.append((picture["name"], partial(Image.open, file)))
+    return sources
+
+
+def transformers_of(options: argparse.Namespace, model: Any) -> Any:
+    """transformers' pipeline. Its settings of tower and processor lie beside its weights."""
+    from ..measure.pipelines import transformers_source
+    from ..measure.weight_files import find_weights
+
+    folder = None
+    if options.checkpoint:
+        folder = find_weights(options.checkpoint).parent
+    return transformers_source(model, options.max_seq_len, folder)

@@ -12,6 +12,7 @@ from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
 
+FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 # Photos that come with scikit-image itself; it would download the others.

@@ -69,8 +69,9 @@ class Source:
     max_patches: int
     filter: str
 
-    def tower(self, given: Sequence[Stages], dtype: torch.dtype = torch.float32) -> list[Stages]:
-        """All stages of each picture, from its grid and pixels, when the tower computes in ``dtype``."""
+    def tower(self, given: Sequence[Stages], precision: str = "float32") -> list[Stages]:
+        """All stages of each picture, from its grid and pixels; the tower computes in a precision."""
+        dtype = getattr(torch, precision)
         network = copy.deepcopy(self.network).to(dtype)
         modules = {}
         for name, module in network.named_modules():

@@ -1,0 +1,81 @@
+"""What counts as rounding at each stage of a recording.
+
+Float32's limits are fixed. Those of lower precisions, and of pixels that another resizer rounded, are
+measured: the recorded tower runs so.
+
+Tests: ports/tests/test_limits.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .format import OWN_PIXELS, Recording, Stages
+from .rule import Stage
+from .towers import Tower
+
+# From the grid and the pixels of pictures to all their stages, computed in a precision of this name.
+Run = Callable[[Sequence[Stages], str], list[Stages]]
+
+# Times what was moved: another port rounds at other places. TF32 has as many bits as float16, but
+# hardware cuts the operands of products off where float16 rounds, which moves up to twice as much.
+ROOM = {"tf32": 6.0, "float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
+PICTURES = 8  # are enough
+
+
+def with_limits(tower: Tower, recording: Recording, run: Run) -> Recording:
+    """A recording with its limits, by stage, precision and measure.
+
+    Args:
+        tower: which one was recorded.
+        recording: its stages, in float32.
+        run: runs it in "float32", "float16" and "bfloat16".
+    """
+    given = recording.stages[:PICTURES]
+    std = recording.about["std"]
+    random = np.random.default_rng(0)
+    noisy = []
+    for own in given:
+        pixels = own["pixels"]  # (N, p * p * 3)
+        # Rounding to whole grey levels moves a pixel by one level.
+        levels = random.integers(-1, 2, pixels.shape)
+        level = 1 / np.multiply(255, std)
+        moved = levels * np.resize(level, pixels.shape[1])
+        noisy.append({**own, "pixels": pixels + moved})
+    right = run(given, "float32")
+    half = run(given, "float16")
+    made = {
+        "tf32": half,
+        "float16": half,
+        "bfloat16": run(given, "bfloat16"),
+        OWN_PIXELS: run(noisy, "float32"),
+    }
+    stages = []
+    for stage in recording.order:
+        smallest = tower.float32_limits(stage)
+        limits = {"float32": smallest}
+        for name, ours in made.items():
+            limits[name] = wider(stage, smallest, ours, right, std, ROOM[name])
+        stages.append({"name": stage, "limits": limits})
+    return replace(recording, about={**recording.about, "stages": stages})
+
+
+def wider(
+    stage: str,
+    smallest: dict[str, float],
+    ours: Sequence[Stages],
+    right: Sequence[Stages],
+    std: Sequence[float],
+    room: float,
+) -> dict[str, float]:
+    """A stage's limits by measure: ``room`` times what the worst picture has, or float32's."""
+    limits = dict(smallest)
+    reference = [own[stage] for own in right]
+    port = dict(enumerate(own[stage] for own in ours))
+    compared = Stage(stage, reference, port, std, limits)
+    for picture, numbers in enumerate(reference):
+        for measure, off in compared.differences(picture, numbers).items():
+            limit = min(room * float(off.max()), 1.0)  # all of a number
+            limits[measure] = max(limits[measure], limit)
+    return limits
