@@ -22,7 +22,6 @@ MADE = (
     sections.compiled,
     sections.rounding,
     sections.drift_peers,
-    sections.siglip2_figures,
     sections.agreement,
     sections.in_timm,
     sections.versions,
@@ -33,7 +32,12 @@ MADE = (
 )
 SECTIONS = {function.__name__: function for function in MADE}
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(\n?<!-- \2: end -->)", re.DOTALL)
-PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    RESULTS / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "ports" / "README.md",
+)
 
 
 def fill(text: str) -> str:

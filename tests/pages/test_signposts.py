@@ -4,20 +4,23 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "timm_naflex_fast"
+PACKAGES = [("timm_naflex_fast", "tests"), ("ports/vit_ports", "ports/tests")]
 
 
-def test_a_module_has_a_test_of_its_name_or_names_one():
+@pytest.mark.parametrize(("package", "tests"), PACKAGES)
+def test_a_module_has_a_test_of_its_name_or_names_one(package, tests):
     without = []
-    for path in PACKAGE.rglob("*.py"):
-        module = path.relative_to(PACKAGE)
+    for path in (ROOT / package).rglob("*.py"):
+        module = path.relative_to(ROOT / package)
         if path.stem in ("__init__", "__main__"):
             continue
-        if (ROOT / "tests" / module.parent / f"test_{module.name}").is_file():
+        if (ROOT / tests / module.parent / f"test_{module.name}").is_file():
             continue
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        named = re.findall(r"tests/[\w/]+\.py", docstring)
+        named = re.findall(r"(?:ports/)?tests/[\w/]+\.py", docstring)
         if not named or not all((ROOT / name).is_file() for name in named):
             without.append(str(module))
     assert not without

@@ -6,7 +6,7 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 
 
-def named(section, end="## "):
-    """The fields that a section names, up to the line that begins with ``end``."""
-    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^{end}|\Z)", PAGE.read_text(), re.M | re.S)
+def named(section):
+    """The fields that a section names."""
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
     return {*re.findall(r"`([^`]+)`", text)}

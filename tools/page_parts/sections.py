@@ -137,29 +137,6 @@ def drift_peers() -> str:
     return table(list(line), lines, [report["made"]], report["made"]["command"])
 
 
-def pooled_of(row: Row) -> float:
-    """How far a row's pooled output is, as a share of its largest number, from the same pixels."""
-    (share,) = [stage["share"] for stage in row["stages"] if stage["stage"] == "pooled"]
-    return float(share)
-
-
-def siglip2_figures() -> str:
-    """By how much two resize filters part timm's SigLIP-2 from transformers', and the same one."""
-    bicubic = read_one("against/bicubic")
-    bilinear = read_one("against/bilinear")
-    _, pixels, *_ = bicubic["against"]["stages"]
-    same = bilinear["against"]
-    _, rounded, *_ = same["stages"]
-    return (
-        f"They differ by up to {pixels['share']:.0f} grey levels of 255.\n"
-        f"With `--interpolation bilinear` by at most {rounded['share']:.1f}, on "
-        f"{rounded['compared']} pictures, and no stage parts:\nfrom the same pixels, the pooled "
-        f"outputs differ by {pooled_of(same):.0e} of their largest number.\n(results/against/, "
-        f"commits {bicubic['made']['commit']} and {bilinear['made']['commit']}, "
-        f"{bilinear['made']['date']}.)"
-    )
-
-
 def agreement() -> str:
     """Who agrees with SigLIP-2's original implementation, stage by stage."""
     record = read_one("recordings/agreement")

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
     parser = argparse.ArgumentParser("vit-ports", description="Is a port of a vision tower right?")
     parser.add_argument("--version", action="version", version=f"vit_ports {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for module in (compare, identify):
         module.add_command(commands)
     options = parser.parse_args(argv)
@@ -38,5 +38,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
+        print(f"vit-ports {options.name}: {printable(error)}", file=sys.stderr)
         return CANNOT

@@ -7,9 +7,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from timm_naflex_fast.commands.cli.main import COMMANDS
 
@@ -53,27 +51,22 @@ WRONG = {
     "bench MODEL --phase frozen": "invalid choice: 'frozen' .*train.*infer",
     "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
     "export MODEL --out no/m.pt2": "No such file or directory: 'no/m.pt2'",
-    "identify no.safetensors": "no.safetensors",
-    "identify good": "there is no file good",
-    "identify file.txt": "file.txt is no whole file of arrays .*; valid: .safetensors, .npz, .npy",
-    "identify table.safetensors": "there is no array result, only table",
-    "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
     "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
     "run --library transformers --mode grid-sample x.py": "'grid_sample' is not valid for --mode",
+    "record MODEL --out no --interpolation box --pixels-of good": "--pixels-of goes without",
+    "record MODEL --out no --pixels-of good": "there is no file good/recording.json",
     "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
     "run": "the following arguments are required: SCRIPT",
     "info --fast": "unrecognized arguments: --fast",
     "bnech": "invalid choice: 'bnech' .*; did you mean bench?",
     "drift --modl=x": "unrecognized arguments: --modl=x; did you mean --model?",
     "bench MODEL --modes matmull": "invalid choice: 'matmull' .*; did you mean matmul?",
-    "identify file.txt --family siglp2": "invalid choice: 'siglp2' .*; did you mean siglip2?",
 }
 # Right ones, and how the first line that each prints begins.
 RIGHT = {
     "drift MODEL --images good": f"loading {NAFLEX} ...",
     "bench MODEL": f"loading {NAFLEX} ...",
     "export MODEL --out m.pt2": f"loading {NAFLEX} ...",
-    "identify ported.safetensors": "comparing with what is known ",
     "info": "looking at this installation ",
 }
 
@@ -86,9 +79,6 @@ def folder(tmp_path_factory):
         (folder / name).mkdir()
     Image.new("RGB", (40, 30)).save(folder / "good" / "photo.png")
     (folder / "file.txt").write_text("text")
-    save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
-    ported = {name: torch.ones(2, 2) for name in ("table", "sizes", "result")}
-    save_file(ported, folder / "ported.safetensors")
     return folder
 
 

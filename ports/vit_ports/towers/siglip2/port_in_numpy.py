@@ -1,13 +1,13 @@
 """SigLIP-2's image tower (NaFlex) in NumPy alone: a specification that runs, for those who port it.
 
 It reads the pictures of a recording, and weights under transformers' names, and writes what each
-stage gives. docs/recordings.md describes both folders. Then compare it, or your own port:
+stage gives. ports/README.md describes both folders. Then compare it, or your own port:
 
-    uv run examples/port_in_numpy.py recordings/siglip2_naflex_tiny port
-    uv run naflex-fast compare recordings/siglip2_naflex_tiny port
+    python ports/vit_ports/towers/siglip2/port_in_numpy.py ports/kit port
+    vit-ports compare ports/kit port
 
 The known mistakes of recordings are wrong lines of this file, so that a change here may need one there:
-timm_naflex_fast/commands/recordings/mistakes.diff.
+mistakes.diff. Tests: ports/tests/test_ports.py.
 
 It takes one picture at a time, so there is no padding. Who computes a padded batch has to mask the
 padding twice: in the attention of each block, and in the pooling. All numbers are float64 here, and
