@@ -1,10 +1,13 @@
 """What a user names, and the file of weights that it means."""
 
+import json
+
 import pytest
 
 from timm_naflex_fast.commands.measure.weight_files import find_weights
 
 SHARDS = [f"model-0000{number}-of-00012.safetensors" for number in (1, 2)]
+FILE = {"size": 1, "blob_id": "0"}  # as the hub's client writes it down
 REVISIONS = [f"snapshots/{name}/model.safetensors" for name in ("other", "right")]
 # The files of a folder, of which the last one is taken.
 TAKEN = {
@@ -51,6 +54,10 @@ def test_a_name_on_the_hub_is_looked_for_in_its_cache(tmp_path, monkeypatch):
     """And there the revision that is called main."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     put(tmp_path / "models--google--tiny", ["refs/main", *REVISIONS])
+    # The hub's client may have written down what else the hub has, and nobody fetched.
+    listing = tmp_path / "models--google--tiny" / "trees" / "right.json"
+    listing.parent.mkdir()
+    listing.write_text(json.dumps({"format_version": 1, "files": {"README.md": FILE}}))
     assert find_weights("google/tiny") == tmp_path / "models--google--tiny" / REVISIONS[1]
     for name in ("google/large", "no/such/file.pth"):
         with pytest.raises(ValueError, match=f"no file or folder {name}, and no such model"):

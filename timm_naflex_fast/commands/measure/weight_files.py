@@ -43,7 +43,9 @@ def find_weights(path: str | Path) -> Path:
         from huggingface_hub import snapshot_download
 
         try:
-            named = Path(snapshot_download(str(path), local_files_only=True))
+            # Nothing is asked for by name: whoever loaded the model fetched only what he needed.
+            folder = snapshot_download(str(path), local_files_only=True, allow_patterns=[])
+            named = Path(folder)
         except (OSError, ValueError) as error:  # not in the cache, or no name of a model
             raise ValueError(
                 f"no file or folder {path}, and no such model in the hub's cache"
