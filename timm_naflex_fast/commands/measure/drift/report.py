@@ -64,8 +64,15 @@ def rows(survey: Survey) -> list[dict[str, str]]:
         line = {"mode": name}
         for key, heading in HEADINGS.items():
             value = drift[key]
-            if value is not None:
-                line[heading] = f"{value:.2g}" if key in NUMBERS else percent(value)
+            if value is None:
+                continue
+            if key in NUMBERS:
+                line[heading] = f"{value:.2g}"
+            elif key == "neighbours":
+                same = round(value * survey["images"])
+                line[heading] = f"{same:,} of {survey['images']:,}"
+            else:
+                line[heading] = percent(value)
         lines.append(line)
     return lines
 
