@@ -30,7 +30,7 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.text_table import table
 
 NAME = "naflexvit_base_patch16_siglip.v2_webli"
-KIT = Path(__file__).resolve().parents[2] / "recordings" / "siglip2_naflex_tiny"
+KIT = Path(__file__).resolve().parents[2] / "ports" / "kit"
 PICTURES = {
     "the kit's ten pictures": partial(images.image_sources, KIT / "pictures"),
     images.PHOTOS_WORDS: images.photos,
