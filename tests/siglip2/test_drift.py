@@ -75,12 +75,13 @@ def test_drift_from_timms_unpatched_loop(load):
     # A square picture gets the table's own grid, any other a grid that is smaller on one axis.
     cells = math.prod(model.embeds.pos_embed.shape[1:3])
     settings = images.eval_settings(model, cells)
+    sha256 = fingerprint(model)
     surveys = {}
     for source, pictures in PICTURES.items():
         with ran(*STRATEGY_NAMES):
             found = survey(model, images.naflex_batches(pictures(), settings, 16, []))
         surveys[source] = found
-        print(f"\nDrift from timm's loop, on {source}; weights: {weights}")
+        print(f"\nDrift from timm's loop, on {source}; weights: {weights}; SHA-256 {sha256[:12]}")
         print(f"{table(rows(found))}\n{headline(found)}")
         drift = found["drift"]
         moves = [f"{drift[name]['embed_rel_rms']:.1e}" for name in ("grid_sample", "matmul")]
@@ -90,7 +91,7 @@ def test_drift_from_timms_unpatched_loop(load):
     if results and load is siglip2:
         record = {
             "model": NAME,
-            "weights": {"words": weights, "sha256": fingerprint(model)},
+            "weights": {"words": weights, "sha256": sha256},
             "surveys": surveys,
             "made": provenance("uv run pytest tests/siglip2"),
         }
