@@ -98,16 +98,13 @@ def checked(table: Any, size: Any, result: Any) -> tuple[Array, FrameSizes, Arra
 def _sizes(given: Any) -> FrameSizes:
     """Sizes (h, w) or (t, h, w), of one grid or of several, as (t, h, w) each."""
     rows = np.atleast_2d(given)
-    has_frames = rows.shape[-1] == 3
     if rows.ndim != 2 or rows.shape[1] not in (2, 3) or not np.all(rows >= 1):
         raise ValueError(
             f"size must hold (h, w) or (t, h, w), whole numbers from 1; got shape {rows.shape}"
         )
-    sizes = []
-    for row in rows.astype(int).tolist():
-        t, h, w = row if has_frames else (1, *row)
-        sizes.append((t, h, w))
-    return sizes
+    whole = rows.astype(int)
+    frames = whole[:, :-2].prod(1)  # 1 where there are none
+    return [(int(t), int(h), int(w)) for t, (h, w) in zip(frames, whole[:, -2:])]
 
 
 def _float64(name: str, given: Any) -> Array:

@@ -1,4 +1,4 @@
-"""SigLIP-2's image tower (NaFlex) in NumPy alone: a specification that runs, for those who port it.
+"""SigLIP-2's image tower (NaFlex) in NumPy: a specification that runs, for those who port it.
 
 It reads the pictures of a recording, and weights under transformers' names, and writes what each
 stage gives. ports/README.md describes both folders. Then compare it, or your own port:
@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 EPS = 1e-6  # of every LayerNorm
 FILTER = Image.Resampling.BILINEAR  # how pictures are resized; Pillow antialiases
-NUMBER_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
 def grid_of(height, width, patch_size, max_patches):
@@ -181,37 +181,6 @@ def step(stage, x, grid, about, table, weights):
     return block(x, weights, f"encoder.layers.{number}", heads)
 
 
-def read_safetensors(file):
-    """Every array of a file, in float64."""
-    content = file.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    header.pop("__metadata__", None)
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        numbers = np.frombuffer(content[start + begin : start + end], NUMBER_TYPES[entry["dtype"]])
-        if entry["dtype"] == "BF16":  # the upper half of a float32
-            numbers = (numbers.astype("<u4") << 16).view("<f4")
-        arrays[name] = numbers.reshape(entry["shape"]).astype(np.float64)
-    return arrays
-
-
-def write_safetensors(file, arrays):
-    """Write arrays as float32, and grids as integers."""
-    header = {}
-    content = b""
-    for name, numbers in arrays.items():
-        dtype = "I32" if name.endswith(".grid") else "F32"
-        numbers = np.asarray(numbers, NUMBER_TYPES[dtype])
-        offsets = [len(content), len(content) + numbers.nbytes]
-        header[name] = {"dtype": dtype, "shape": numbers.shape, "data_offsets": offsets}
-        content += numbers.tobytes()
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
-    file.write_bytes(len(text).to_bytes(8, "little") + text + content)
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -224,7 +193,7 @@ def main():
         "--weights",
         metavar="FILE",
         type=Path,
-        help="safetensors under transformers' names "
+        help="safetensors under transformers' names, not in bfloat16 "
         "(default: REFERENCE/weights/transformers.safetensors)",
     )
     parser.add_argument(
@@ -240,11 +209,11 @@ def main():
             parser.exit(2, f"{file} is not there\n")
 
     about = json.loads((reference / "recording.json").read_text(encoding="utf-8"))
-    recorded = read_safetensors(reference / "stages.safetensors")
+    recorded = load_file(reference / "stages.safetensors")
     # A whole model holds a text tower too, and names the image tower before each name.
     weights = {}
-    for name, numbers in read_safetensors(weights_file).items():
-        weights[name.removeprefix("vision_model.")] = numbers
+    for name, numbers in load_file(weights_file).items():
+        weights[name.removeprefix("vision_model.")] = numbers.astype(np.float64)
     # transformers holds the table as rows (H0 * W0, C).
     rows = weights["embeddings.position_embedding.weight"]
     table = rows.reshape(*about["table_size"], rows.shape[1])
@@ -256,17 +225,17 @@ def main():
         if options.pixels:
             stages.remove("pixels")
             grid = recorded[f"{number:03}.grid"].astype(int)
-            x = recorded[f"{number:03}.pixels"]
+            x = recorded[f"{number:03}.pixels"].astype(np.float64)
         else:
             with Image.open(reference / picture["file"]) as opened:
                 grid, x = read_picture(opened, about["patch_size"], about["max_patches"])
-            written[f"{number:03}.grid"] = grid
+            written[f"{number:03}.grid"] = np.array(grid, np.int32)
         for stage in stages:
             x = step(stage, x, grid, about, table, weights)
-            written[f"{number:03}.{stage}"] = x
+            written[f"{number:03}.{stage}"] = x.astype(np.float32)
 
     options.port.mkdir(parents=True, exist_ok=True)
-    write_safetensors(options.port / "stages.safetensors", written)
+    save_file(written, options.port / "stages.safetensors")
     print(f"written: {options.port / 'stages.safetensors'} ({len(about['pictures'])} pictures)")
 
 
