@@ -12,6 +12,8 @@ from typing import Literal, get_args
 StrategyName = Literal["matmul", "interpolate_cached", "grid_sample"]
 STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
 """Each is a function in ``pos_embed/strategies.py``."""
+MODES = ("stock", *STRATEGY_NAMES)
+ALIASES = {"matmul_resample": "matmul"}
 
 
 def check_valid(argument: str, value: object, valid: Collection[str]) -> None:
@@ -19,6 +21,14 @@ def check_valid(argument: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
         names = ", ".join(map(repr, valid))
         raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}")
+
+
+def check_name(argument: str, value: object, valid: Collection[str]) -> str:
+    """The name that ``value`` spells; ValueError with the valid ones if there is none."""
+    name = str(value).replace("-", "_")
+    name = ALIASES.get(name, name)
+    check_valid(argument, name, valid)
+    return name
 
 
 def did_you_mean(word: str, names: Collection[str]) -> str:

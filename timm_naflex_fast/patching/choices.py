@@ -13,21 +13,19 @@ Tests: tests/patching/test_install.py.
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary
 
-from ..names import STRATEGY_NAMES, StrategyName, check_valid
+from ..names import MODES, StrategyName, check_name
 from .calls import CHOICES_ATTRIBUTE, Counts, Settings
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
-MODES = ("stock", *STRATEGY_NAMES)
 VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
 EXACT = {"patch_embed": "matmul", "rope": "batched"}  # with every mode but "stock"
-ALIASES = {"matmul_resample": "matmul"}
 
 lock = threading.RLock()
 """Held by whoever begins or ends choices."""
@@ -36,14 +34,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which forks no process
     os.register_at_fork(
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
-
-
-def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
-    """The name that ``value`` spells; ValueError with the valid ones if there is none."""
-    name = str(value).replace("-", "_")
-    name = ALIASES.get(name, name)
-    check_valid(argument, name, valid)
-    return name
 
 
 def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Settings:

@@ -22,13 +22,13 @@ from typing import Any
 
 from torch import nn
 
+from ..names import check_name
 from ..pos_embed import kept
 from . import calls
 from .calls import CHOICES_ATTRIBUTE, STOCK, Counts, Replacement, settings_for
 from .choices import (
     Choice,
     Mode,
-    check_name,
     end,
     holding,
     libraries_in_use,

@@ -14,6 +14,7 @@ from typing import Any
 from timm.models import naflexvit
 from torch import Tensor
 
+from ..names import MODES
 from ..patch_embed import resample_kernel
 from ..pos_embed import eager, graphs
 from ..pos_embed.strategies import STRATEGIES
@@ -22,7 +23,6 @@ from ..pos_embed.tokens import Coordinates, check_tokens
 from ..rope import batched_rope, read_rope
 from ..tracing import OWN_MEMORY, backend_for, why_unsupported
 from .calls import Replacement
-from .choices import MODES
 from .library import EXACT_STRATEGIES, Library
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"

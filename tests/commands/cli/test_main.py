@@ -56,10 +56,11 @@ def test_info_says_what_a_report_needs(capsys):
     assert re.search("_apply_learned_pos_embed +interpolate_cached", out)
 
 
-def test_info_imports_no_timm_and_the_functions_no_compiler():
+def test_info_imports_no_timm_and_no_other_command_and_the_functions_no_compiler():
     code = (
         "import sys; from timm_naflex_fast.commands.cli.main import main; main(['info']); "
-        "assert 'timm' not in sys.modules; import timm_naflex_fast.functional; "
+        "assert not {'timm', 'timm_naflex_fast.commands.cli.drift'} & {*sys.modules}; "
+        "import timm_naflex_fast.functional; "
         "assert not {'torch._dynamo', 'einx', 'timm'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

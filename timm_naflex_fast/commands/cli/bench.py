@@ -4,7 +4,7 @@ import argparse
 from itertools import product
 from typing import Any
 
-from ...patching.choices import MODES
+from ...names import MODES
 from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments

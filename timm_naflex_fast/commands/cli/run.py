@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...names import MODES, check_name
+
 ENV_NAME = "TIMM_NAFLEX_FAST_RUN"
 # What a script imports before it can make a model. After this import all is there that we replace.
 HOOKED_MODULES = {
@@ -31,8 +33,6 @@ STARTUP = str(Path(__file__).with_name("startup"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name is the script's."""
-    from ...patching.choices import MODES
-
     parser.add_argument(
         "--mode", metavar="NAME", default="matmul", help=f"of {' '.join(MODES)} (matmul)"
     )
@@ -70,8 +70,6 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: no such mode, or one that a library does not have, or no such script.
     """
-    from ...patching.choices import MODES, check_name
-
     libraries = options.library or ["timm"]
     valid = list(MODES)
     if "transformers" in libraries:

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import textwrap
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -141,6 +140,8 @@ def code_version() -> dict[str, str]:
 
 def _git(*words: str) -> str:
     """What git says in the package's folder; nothing where it fails, or there is no git."""
+    import subprocess  # 5 ms, which --help and --version need not wait
+
     # The folder of the code, wherever the command was started.
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parents[2]), *words]
     with suppress(FileNotFoundError):
