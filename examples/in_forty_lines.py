@@ -3,7 +3,7 @@
 It adds what timm's loop adds (antialiased, within rounding), compiles into one graph, and exports.
 
     uv run examples/in_forty_lines.py
-    uv run examples/in_forty_lines.py --json results/in_timm.json   # what docs/in-timm.md shows
+    uv run examples/in_forty_lines.py --json lab/results/in_timm.json   # what docs/in-timm.md shows
 """
 
 import argparse
@@ -176,7 +176,7 @@ def main() -> None:
             "{interpolation:9} {phase:6} {contender:14} {ms:8.1f} ms  off {off:.1e}".format(**row)
         )
     if args.json:
-        about = provenance("uv run examples/in_forty_lines.py --json results/in_timm.json")
+        about = provenance("uv run examples/in_forty_lines.py --json lab/results/in_timm.json")
         seconds = round(time.perf_counter() - start)
         args.json.write_text(to_json({**about, "seconds": seconds, "rows": rows}))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis
-# --hypothesis-profile fuzz``, and by ``nox -s mutants`` the same few.
+# --hypothesis-profile fuzz``, and by ``nox -f lab/noxfile.py -s mutants`` the same few.
 every = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("project", max_examples=25, **every)
 settings.register_profile("fuzz", max_examples=1000, **every)

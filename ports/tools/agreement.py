@@ -4,7 +4,7 @@
     uv run ports/tools/agreement.py --port "mlx-vlm 0.7.10 lfm2_vl=FOLDER"   # and ports that wrote a folder
 
 Each begins with the pixels of the kit, ports/kit, which big_vision wrote. What
-is said of it goes to results/recordings/agreement.json. tools/port_of_mlx_vlm.py of commit 17d0031d
+is said of it goes to lab/results/recordings/agreement.json. tools/port_of_mlx_vlm.py of commit 17d0031d
 wrote such folders from mlx-vlm, in an environment of its own.
 """
 
@@ -34,7 +34,7 @@ from vit_ports.rule import Stage, stages_at
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "ports" / "kit"
-OUT = ROOT / "results" / "recordings" / "agreement.json"
+OUT = ROOT / "lab" / "results" / "recordings" / "agreement.json"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 

@@ -10,7 +10,7 @@ jax==0.4.35 jaxlib==0.4.35 flax==0.10.2 tensorflow-cpu==2.21.0 numpy==2.4.6 eino
 ml_collections==1.1.0 absl-py==2.5.1 scipy==1.17.1 scikit-image==0.26.0 pillow==13.0.0. It draws the
 weights, cuts the pictures, runs all on the CPU, and leaves what it finds in the folder MADE.
 ``write`` needs this package and transformers. It writes the recording, the weights in three forms, and
-results/recordings/jax_float64.json. ports/tools/record_mistakes.py then adds limits and known mistakes.
+lab/results/recordings/jax_float64.json. ports/tools/record_mistakes.py then adds limits and known mistakes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "ports" / "kit"
-FLOAT64 = ROOT / "results" / "recordings" / "jax_float64.json"
+FLOAT64 = ROOT / "lab" / "results" / "recordings" / "jax_float64.json"
 
 PATCH, WIDTH, DEPTH, HEADS, TABLE, MOST_PATCHES = 8, 32, 2, 4, 12, 64
 SEED = 0

@@ -1,4 +1,4 @@
-"""The tables that tools/pages.py makes from result files, and the commands that measure these."""
+"""The tables that lab/tools/pages.py makes from result files, and the commands that measure these."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from tests.support.measured import row
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Writes rows into a file of an empty folder of results."""
-    monkeypatch.setattr("page_parts.results.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("page_parts.results.RESULTS", tmp_path / "lab" / "results")
 
     def write(name, *rows, **about):
-        path = tmp_path / "results" / f"{name}.json"
+        path = tmp_path / "lab" / "results" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = dict(
             machine="2 CPU cores",
@@ -75,7 +75,7 @@ def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monk
     assert pages.main() == bool(option)
     if option:
         assert page.read_text() == text
-        assert capsys.readouterr().out == "page.md is old: uv run tools/pages.py\n"
+        assert capsys.readouterr().out == "page.md is old: uv run lab/tools/pages.py\n"
     else:
         table = races.speed()
         assert page.read_text() == text.replace("old", table)

@@ -1,6 +1,6 @@
 """The README and the pages: links lead somewhere, and code runs as written.
 
-That figures are those of the result files, CI asks by tools/pages.py --check.
+That figures are those of the result files, CI asks by lab/tools/pages.py --check.
 """
 
 import doctest

@@ -1,4 +1,4 @@
-"""A plugin of pytest, for ``nox -s forced_stock``: wherever ours would run, the library's own code
+"""A plugin of pytest, for ``nox -f lab/noxfile.py -s forced_stock``: wherever ours would run, the library's own code
 runs in its place.
 
 A test in which ours would have run is marked in pytest's report.

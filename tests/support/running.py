@@ -1,7 +1,7 @@
 """Which code ran: a plugin that silently did nothing would give the library's own results.
 
 ``running`` enables a mode for a block, which must run that mode's code. ``ran`` asks it of code
-that enables a mode by itself, ``children`` of processes that a test starts. ``nox -s forced_stock``
+that enables a mode by itself, ``children`` of processes that a test starts. ``nox -f lab/noxfile.py -s forced_stock``
 looks whether they notice.
 """
 

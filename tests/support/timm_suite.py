@@ -1,4 +1,4 @@
-"""A plugin of pytest: timm's own tests run with timm patched (``nox -s timm_tests``).
+"""A plugin of pytest: timm's own tests run with timm patched (``nox -f lab/noxfile.py -s timm_tests``).
 
 python -m pytest -p timm_suite --naflex-mode MODE
     Each process adds to the file "calls" beside this one how often each strategy ran in it.

@@ -1,6 +1,6 @@
 """What is counted holds on every machine: the cost of a step, and the graphs of a model.
 
-uv run benchmarks/measure.py counts graphs        # some minutes
+uv run lab/benchmarks/measure.py counts graphs        # some minutes
 """
 
 import random
@@ -96,7 +96,7 @@ def count_race(
 
 
 def steps(tiny: bool) -> Iterator[Rows]:
-    """What one step of the position embedding would cost on a GPU: see ``benchmarks/costs.py``.
+    """What one step of the position embedding would cost on a GPU: see ``lab/benchmarks/costs.py``.
 
     timm's code and ``eager`` read coordinates, and so run on numbers. The traceable form, which
     graphs hold and CUDA graphs capture, reads none: it runs on PyTorch's fake tensors, which have

@@ -1,4 +1,4 @@
-"""Write the tables of the pages and the picture of drift from results/: uv run tools/pages.py.
+"""Write the tables of the pages and the picture of drift from results/: uv run lab/tools/pages.py.
 
 With --check nothing is written: it names the pages that differ from the result files, and that is
 an error.
@@ -61,7 +61,7 @@ def main() -> int:
             continue
         is_old = True
         if options.check:
-            print(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py")
+            print(f"{page.relative_to(ROOT)} is old: uv run lab/tools/pages.py")
         else:
             page.write_text(new)
     if options.check:

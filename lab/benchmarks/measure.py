@@ -1,9 +1,9 @@
 """Measure what the pages show: a name is a result file in results/, without .json. Then: uv run
-tools/pages.py.
+lab/tools/pages.py.
 
-uv run benchmarks/measure.py                          # all files but those of this code and this machine: it goes on
-uv run benchmarks/measure.py speed/siglip counts      # these files again
-uv run benchmarks/measure.py --tiny                   # does every command work? Tiny sizes, nothing is kept
+uv run lab/benchmarks/measure.py                          # all files but those of this code and this machine: it goes on
+uv run lab/benchmarks/measure.py speed/siglip counts      # these files again
+uv run lab/benchmarks/measure.py --tiny                   # does every command work? Tiny sizes, nothing is kept
 
 Nothing else may run beside what is timed: on a busy machine it does
 not start. What is counted may be counted at any time.
@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from timm_naflex_fast.commands.measure.output import provenance, to_json
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FACTS = ("code_last_changed_in", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
@@ -83,7 +83,7 @@ def measure(name: str, tiny: bool) -> dict[str, Any]:
     """What a result file holds."""
     start = time.monotonic()
     rows = _rows(name, tiny)
-    about = provenance(f"uv run benchmarks/measure.py {name}")
+    about = provenance(f"uv run lab/benchmarks/measure.py {name}")
     return {**about, "seconds": round(time.monotonic() - start), "rows": rows}
 
 
@@ -133,7 +133,7 @@ def _todo(tiny: bool) -> Sequence[str]:
 
 
 def _result_file(name: str) -> Path:
-    return ROOT / "results" / f"{name}.json"
+    return ROOT / "lab" / "results" / f"{name}.json"
 
 
 def _is_old(name: str, here: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ def share_of_a_step() -> str:
     return (
         f"All of `model.embeds` takes {min(shares):.1f} to "
         f"{max(shares):.1f} % of a step on a CPU "
-        f"([up to {max(batches)} images](results/README.md#whole-models)), so steps gain little."
+        f"([up to {max(batches)} images](lab/results/README.md#whole-models)), so steps gain little."
     )
 
 
@@ -33,7 +33,7 @@ def distance_from_big_vision() -> str:
     return (
         "\n\nFrom the same pixels, the output is that of big_vision (SigLIP-2's own code) "
         f"to {ours['stages']['pooled']:.1e} of its largest value "
-        "([random weights](results/README.md#who-agrees-with-big_vision))."
+        "([random weights](lab/results/README.md#who-agrees-with-big_vision))."
     )
 
 
@@ -72,7 +72,7 @@ def first_screen() -> str:
     photos = report["made"]
     origin = (
         "Tokens with their position embeddings: "
-        "[photos](results/drift/photos/report.html), random weights, "
+        "[photos](lab/results/drift/photos/report.html), random weights, "
         f"{photos['date']}, commit {photos['commit']}."
     )
     counted = "Graphs: 20 training batches of 4 lengths."
@@ -109,7 +109,7 @@ def compiled() -> str:
             rows[row["contender"]] = row
     ours = rows[OURS]
     return (
-        "[With TorchInductor](../results/compiled.json), a small model (four blocks of 192 "
+        "[With TorchInductor](../lab/results/compiled.json), a small model (four blocks of 192 "
         f"channels): the first {ours['first steps']} training steps\ntake {ours['first steps, s']:.0f} s "
         f"(timm: {rows[BASELINE]['first steps, s']:.0f} s); later ones are "
         f"{ours['times_faster']:.2f} times as fast."
@@ -183,9 +183,13 @@ def versions() -> str:
     for row in rows:
         counts = [counts_text(counts) for counts in row["layers"].values()]
         lines.append([*(row.get(name, "") for name in names), *counts])
-    matrix = table([*names, *rows[0]["layers"]], lines, rows, "uv run nox -s pairing")
+    matrix = table(
+        [*names, *rows[0]["layers"]], lines, rows, "uv run nox -f lab/noxfile.py -s pairing"
+    )
 
     rows = read_one("versions/timm_tests")["rows"]
     lines = [[f"`{row['mode']}`", counts_text(row)] for row in rows]
-    own = table(["mode", "timm's own tests"], lines, rows, "uv run nox -s timm_tests")
+    own = table(
+        ["mode", "timm's own tests"], lines, rows, "uv run nox -f lab/noxfile.py -s timm_tests"
+    )
     return f"{matrix}\n\n{own}"

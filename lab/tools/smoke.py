@@ -1,6 +1,6 @@
 """Does an installed timm_naflex_fast work alone, and does it hold what it should?
 
-python tools/smoke.py
+python lab/tools/smoke.py
 
 It runs under -O too, so nothing here is an assert.
 """

@@ -1,4 +1,4 @@
-"""What tools/pages.py puts into the pages.
+"""What lab/tools/pages.py puts into the pages.
 
 - results.py reads result files, and tells where figures come from.
 - races.py: the tables of times and counts.

@@ -7,8 +7,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results"
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "lab" / "results"
 OURS = "matmul"
 PLAIN_ADD = "plain-add"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
@@ -50,4 +50,4 @@ def table(
 
 def measure_again(abouts: Sequence[Row]) -> str:
     """The command that measures result files again."""
-    return f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
+    return f"uv run lab/benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"

@@ -1,11 +1,11 @@
-"""The tests on every supported release, timm's own tests, and do tests notice?: uv run nox -l.
+"""The tests on every supported release, timm's own tests, and do tests notice?: uv run nox -f lab/noxfile.py -l.
 
-    uv run nox -s pairing                     # all pairings, into results/versions/matrix.json
-    uv run nox -s "pairing(timm-1.0.16)"      # one of them
-    uv run nox -s timm_tests                  # the installed release's own tests, under each mode
-    uv run nox -s timm_tests -- stock matmul  # under these
-    uv run nox -s forced_stock                # our own tests, where ours never runs
-    uv run nox -s mutants -- 20 timm_naflex_fast/pos_embed tests/pos_embed  # 20 small changes of a room
+    uv run nox -f lab/noxfile.py -s pairing                     # all pairings, into lab/results/versions/matrix.json
+    uv run nox -f lab/noxfile.py -s "pairing(timm-1.0.16)"      # one of them
+    uv run nox -f lab/noxfile.py -s timm_tests                  # the installed release's own tests, under each mode
+    uv run nox -f lab/noxfile.py -s timm_tests -- stock matmul  # under these
+    uv run nox -f lab/noxfile.py -s forced_stock                # our own tests, where ours never runs
+    uv run nox -f lab/noxfile.py -s mutants -- 20 timm_naflex_fast/pos_embed tests/pos_embed  # 20 small changes of a room
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A
 session's row in the result file is replaced, the other rows stay. With RESULTS=FOLDER the files go
@@ -33,7 +33,8 @@ import nox
 
 from timm_naflex_fast.commands.measure.output import provenance
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
+os.chdir(ROOT)  # Nox has gone to the folder of this file.
 nox.options.sessions = ["pairing", "timm_tests"]
 # What `uv run` adds to the project's own environment, which has the newest of everything.
 PAIRINGS = {
@@ -156,8 +157,8 @@ def counts_of(report: ElementTree.Element) -> dict[str, Any]:
 
 
 def result_file(folder: str, name: str) -> Path:
-    """A file of results/FOLDER, or of the folder that RESULTS names."""
-    return Path(os.environ.get("RESULTS", ROOT / "results" / folder)) / name
+    """A file of lab/results/FOLDER, or of the folder that RESULTS names."""
+    return Path(os.environ.get("RESULTS", ROOT / "lab" / "results" / folder)) / name
 
 
 def write(file: Path, record: dict[str, Any]) -> None:
@@ -167,7 +168,7 @@ def write(file: Path, record: dict[str, Any]) -> None:
 
 
 def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: str = "") -> None:
-    """Put a row into a file of results/versions, with the releases that it ran on.
+    """Put a row into a file of lab/results/versions, with the releases that it ran on.
 
     It takes the place of the row with the same ``key``.
     """

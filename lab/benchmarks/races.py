@@ -1,6 +1,6 @@
 """Races of rotary embeddings, patch kernels, transformers' Siglip2 and exports.
 
-Each function here yields the rows of race after race, for benchmarks/measure.py; ``tiny`` only
+Each function here yields the rows of race after race, for lab/benchmarks/measure.py; ``tiny`` only
 shows that they run. pos_embed.py has those of the position embedding.
 """
 
