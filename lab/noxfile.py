@@ -18,13 +18,11 @@ what no test noticed.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shlex
 import shutil
 import sqlite3
-import tarfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -230,21 +228,6 @@ def forced_stock(session: nox.Session, slow: bool) -> None:
         session.error(f"{len(asking)} ask for ours; green: {sorted(green)}")
 
 
-def fetch_timm_tests(session: nox.Session, folder: Path) -> None:
-    """Put the tests of the installed release of timm into a folder, from its source package."""
-    release = importlib.metadata.version("timm")
-    with_pip = "--with pip --with setuptools"
-    download = ("python", "-m", "pip", "download", "--quiet", "--dest", str(folder))
-    uv(session, with_pip, *download, "--no-deps", "--no-binary", ":all:", f"timm=={release}")
-    with tarfile.open(next(folder.glob("timm-*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
-    # Beside the source package's own timm folder the installed timm would be hidden, so the tests
-    # move away from it.
-    shutil.rmtree(folder / "tests", ignore_errors=True)
-    shutil.move(folder / f"timm-{release}" / "tests", folder / "tests")
-    shutil.copy(folder / f"timm-{release}" / "pyproject.toml", folder)
-
-
 def calls_of(mode: str) -> int:
     """How often a mode's code ran, as tests/support/timm_suite.py wrote it."""
     total = 0
@@ -259,7 +242,8 @@ def calls_of(mode: str) -> int:
 def timm_tests(session: nox.Session) -> None:
     """timm's own tests about NaFlex under each mode; ``stock`` tells what fails anyway."""
     folder = Path(session.create_tmp()).resolve()
-    fetch_timm_tests(session, folder)
+    fetch = str(ROOT / "tests" / "support" / "timm_source.py")
+    uv(session, "--with pip --with setuptools", "python", fetch, str(folder))
     # It is copied because ``tests.support`` would be looked for in timm's folder of tests.
     shutil.copy(ROOT / "tests" / "support" / "timm_suite.py", folder)
     session.env.update({"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
