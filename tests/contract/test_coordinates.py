@@ -10,7 +10,7 @@ import torch
 
 from tests.support.checks import by_functions
 from tests.support.oracles import Case, Largest
-from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.pos_embed.strategies import EXACT
 
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
 MESSAGE = r"sample 1 holds a negative or non-finite coord.* more than 64 x 20 \+ 4096 = 5376 cells"
@@ -22,7 +22,7 @@ BAD += [(torch.int64, 2**31 - 2), (torch.int64, 2**31 - 1), (torch.int64, -1)]
 
 @pytest.mark.parametrize(
     ("kind", "strategy"),
-    [*itertools.product(["learned"], STRATEGY_NAMES), ("factorized", "matmul")],
+    [*itertools.product(["learned"], EXACT), ("factorized", "matmul")],
 )
 def test_what_names_no_cell_or_a_far_one_is_said_and_changes_nothing(strategy, kind):
     case = Case(sizes=[(4, 5)] * 3, channels=2, kind=kind)

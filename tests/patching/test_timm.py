@@ -137,8 +137,6 @@ def test_a_mode_that_is_not_separable_is_left_to_timm():
 )
 def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     model = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged)
-    if kind == "factorized" and (flagged or who == "grid_sample"):
-        who = "stock"  # which has no loop
     want = embed(model)
     enable(mode)
     got = embed(model)
@@ -153,7 +151,9 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
 
 
-@pytest.mark.skipif(not patching.FLAG_STRATEGIES, reason="the flag of older timm cannot be vmapped")
+@pytest.mark.skipif(
+    not patching.SAMPLES_AT_COORDINATES, reason="the flag of older timm cannot be vmapped"
+)
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     embeds = small_vit().requires_grad_(False).embeds
     samples = BATCH["patches"], BATCH["patch_coord"]
@@ -197,9 +197,7 @@ def test_a_parametrized_table_is_computed_once(flagged, names):
         computed.clear()
         with enable(strict=True):
             run()
-            ((_, who),) = status().calls
-        is_by_flag = flagged and kind == "factorized" and run is runs[0]
-        assert (who == "stock") == is_by_flag
+            assert ("pos_embed", "stock") not in status().calls
         assert len({*computed}) == len(computed) == len(names)
 
 

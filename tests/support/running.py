@@ -38,14 +38,14 @@ def ran(*strategies, component="pos_embed"):
     """Count what runs inside, whoever enables it; fail unless each of ``strategies`` did. Also a
     decorator."""
     seen = Counter()
-    record = Counts.record
+    original = Counts.record
 
     @torch.compiler.assume_constant_result  # as the function that it wraps
-    def count_and_record(counts, component, strategy, *reason):
+    def record(counts, component, strategy, *reason):
         seen[component, strategy] += 1
-        record(counts, component, strategy, *reason)
+        original(counts, component, strategy, *reason)
 
-    with mock.patch.object(Counts, "record", count_and_record):
+    with mock.patch.object(Counts, "record", record):
         yield seen
     missing = [name for name in strategies if not seen[component, name]]
     assert not missing, f"{component} by {', '.join(missing)} never ran; what ran: {dict(seen)}"

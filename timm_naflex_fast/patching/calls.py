@@ -71,7 +71,7 @@ class Replacement:
 
     As a decorator it says what computes: a function (strategy, *arguments of the method) that
     gives the method's result. Or it says in words why the library's own code has to run, which is a
-    RuntimeError under ``enable(strict=True)``.
+    RuntimeError under ``enable(strict=True)``; an empty string says that this code is what was chosen.
     """
 
     library: Library
@@ -108,12 +108,14 @@ class Replacement:
                     call_counts.record(self.component, strategy, "", self.library.name)
                     return result
                 reason = result
-                if settings.strict:
+                if reason:
+                    strategy = "stock"
+                if reason and settings.strict:
                     raise RuntimeError(
                         f"{reason} needs {self.library.name}'s own code, and enable(strict=True) "
                         "forbids it"
                     )
-            call_counts.record(self.component, "stock", reason, self.library.name)
+            call_counts.record(self.component, strategy, reason, self.library.name)
             own = self.library.replacements[self.own.get(mode, self.key)]
             return own.original(*arguments, **options)
 

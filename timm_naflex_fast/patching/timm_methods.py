@@ -37,11 +37,8 @@ BATCH_STRATEGIES = {name: name for name in STRATEGIES}
 # Models made with timm's pos_embed_use_grid_sample keep that result, which "interpolate_cached" has
 # no form for.
 FLAG_STRATEGIES = {"matmul": "grid_sample", "grid_sample": "grid_sample"}
-# Older releases take its positions from a dense affine grid, as all do for a factorized table, and
-# round them otherwise: these stay timm's own, which has no loop.
-if not hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
-    BATCH_STRATEGIES = EXACT_STRATEGIES
-    FLAG_STRATEGIES = {}
+# Older releases sample at other positions, from a dense affine grid, as all do for factorized tables.
+SAMPLES_AT_COORDINATES = hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")
 # That setting does not change plain images: timm resizes their table by F.interpolate all the same.
 IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 KERNEL_STRATEGIES = {"matmul": "matmul"}
@@ -139,11 +136,12 @@ def _adds(name: str, strategies: dict[str, str], *, by_flag: str = "") -> Replac
 
 @_adds(LEARNED_BY_FLAG, FLAG_STRATEGIES)
 @_adds("_apply_learned_naflex_pos_embed", BATCH_STRATEGIES, by_flag=LEARNED_BY_FLAG)
-@_adds(FACTORIZED_BY_FLAG, {})
-@_adds("_apply_factorized_naflex_pos_embed", EXACT_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
 def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Coordinates) -> str | None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    table, spec = read_embeds(self, samples=strategy == "grid_sample")
+    samples = strategy == "grid_sample"
+    if samples and not SAMPLES_AT_COORDINATES:
+        return ""
+    table, spec = read_embeds(self, samples=samples)
     if spec.interpolation not in (*INTERPOLATIONS, "linear"):
         return f"a position table with interpolation mode {spec.interpolation!r}"
     tensors = (x, *table)
@@ -157,6 +155,15 @@ def add_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Coordinates) 
     if reason is None:
         graphs.add(x, table, patch_coord, spec, strategy, backend)
     return reason
+
+
+@_adds(FACTORIZED_BY_FLAG, FLAG_STRATEGIES)
+@_adds("_apply_factorized_naflex_pos_embed", BATCH_STRATEGIES, by_flag=FACTORIZED_BY_FLAG)
+def add_factorized_to_batch(strategy: str, self: Any, x: Tensor, patch_coord: Tensor) -> str | None:
+    """Modifications: as in add_to_batch; timm's flag, which has no loop, is timm's own."""
+    if strategy == "grid_sample":
+        return ""
+    return add_to_batch(strategy, self, x, patch_coord)
 
 
 @_adds("_apply_learned_pos_embed", IMAGE_STRATEGIES)
