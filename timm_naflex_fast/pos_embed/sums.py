@@ -35,7 +35,7 @@ from torch import Tensor
 from . import kept
 from .kept import kept_by_arguments
 from .table import PositionTable, ResizeSpec, Size, whole
-from .weights import Taps, grid_taps
+from .weights import Taps, axis_taps, grid_taps
 
 Embeddings = Iterable[tuple[Size, Tensor]]
 """The size (h, w) of each grid with its embeddings (h*w, C), in any order."""
@@ -104,8 +104,13 @@ class SparseSum(NamedTuple):
             source, self.indices, self.offsets, per_sample_weights=self.weights
         )[0]
 
+    def first(self, share: int, of: int) -> "SparseSum":
+        """The first ``share`` of ``of`` equal shares of the sums."""
+        taps = len(self.indices) // of * share
+        rows = len(self.offsets) // of * share
+        return SparseSum(self.indices[:taps], self.offsets[:rows], self.weights[:taps])
 
-@kept_by_arguments
+
 def resize_steps(
     size: Size,
     table_size: Size,
@@ -118,19 +123,52 @@ def resize_steps(
     or none, a copy. With ``transpose`` those of the transposed map."""
     if size == spec.own_size(table_size):
         return ()
-    h, _ = size
-    _, w0 = table_size
-    y, x = grid_taps(size, table_size, spec, dtype, transpose=transpose)
-    if both_axes_together(len(y.rows), len(x.rows), size, w0):
-        return (_kron(y, x, device, without_empty_rows=transpose),)
+    h, w = size
+    h0, w0 = table_size
+    height, width = spec.resized_size(h, w)
     # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell.
-    along_y = _sum_of_taps(y.columns, y.offsets, y.weights, device)
-    # I (x) A_w: the taps of A_w in each line.
-    line = np.arange(h, dtype=np.int32)[:, None]
-    columns = line * x.shape[1] + x.columns
-    offsets = line * len(x.columns) + x.offsets
-    along_x = _sum_of_taps(columns, offsets, x.weights[None].repeat(h, 0), device)
+    along_y = _axis_sum(h, height, h0, spec, dtype, transpose, device, 1)
+    # Grids of one width share I (x) A_w, made for so many lines that most need not make another.
+    lines = 1 << (h - 1).bit_length()
+    along_x = _axis_sum(w, width, w0, spec, dtype, transpose, device, lines)
+    if both_axes_together(len(along_y.indices), len(along_x.indices) // lines, size, w0):
+        return (_both_axes(size, table_size, spec, dtype, transpose, device),)
+    if h < lines:
+        along_x = along_x.first(h, lines)
     return (along_x, along_y) if transpose else (along_y, along_x)
+
+
+@kept_by_arguments
+def _axis_sum(
+    keep: int,
+    n: int,
+    n0: int,
+    spec: ResizeSpec,
+    dtype: torch.dtype,
+    transpose: bool,
+    device: torch.device,
+    lines: int,
+) -> SparseSum:
+    """The sums of an axis's taps in each of so many lines, line after line; see ``axis_taps``."""
+    taps = axis_taps(keep, n, n0, spec, dtype, transpose)
+    line = np.arange(lines, dtype=np.int32)[:, None]
+    columns = line * taps.shape[1] + taps.columns
+    offsets = line * len(taps.columns) + taps.offsets
+    return _sum_of_taps(columns, offsets, taps.weights[None].repeat(lines, 0), device)
+
+
+@kept_by_arguments
+def _both_axes(
+    size: Size,
+    table_size: Size,
+    spec: ResizeSpec,
+    dtype: torch.dtype,
+    transpose: bool,
+    device: torch.device,
+) -> SparseSum:
+    """The sums for both axes at once."""
+    y, x = grid_taps(size, table_size, spec, dtype, transpose=transpose)
+    return _kron(y, x, device, without_empty_rows=transpose)
 
 
 def both_axes_together(reads_y: int, reads_x: int, grid: Size, w0: int) -> bool:
