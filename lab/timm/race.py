@@ -1,7 +1,7 @@
 """Times and memory of timm's loop, the loop with each patch, timm's flag, and this package.
 
-    PYTHONPATH=benchmarks uv run lab/timm/race.py        # on a GPU, if there is one
-    PYTHONPATH=benchmarks uv run lab/timm/race.py --json lab/timm/race.json  # docs/in-timm.md's
+    PYTHONPATH=lab/benchmarks uv run lab/timm/race.py        # on a GPU, if there is one
+    PYTHONPATH=lab/benchmarks uv run lab/timm/race.py --json lab/timm/race.json  # docs/in-timm.md's
 
 One step adds position embeddings to the tokens; in training, it goes backward, too. The table
 changes before every step, so that nothing that was kept helps. The peak is what a step holds
@@ -169,7 +169,7 @@ def main() -> None:
             )
     if args.json:
         about = provenance(
-            "PYTHONPATH=benchmarks uv run lab/timm/race.py --json lab/timm/race.json"
+            "PYTHONPATH=lab/benchmarks uv run lab/timm/race.py --json lab/timm/race.json"
         )
         about["seconds"] = round(time.perf_counter() - start)
         args.json.write_text(to_json({**about, "rows": rows}))

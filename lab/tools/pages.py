@@ -23,6 +23,7 @@ MADE = (
     sections.rounding,
     sections.drift_peers,
     sections.agreement,
+    sections.ten_lines,
     sections.in_timm,
     sections.versions,
     races.speed,

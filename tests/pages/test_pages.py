@@ -95,7 +95,7 @@ def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_pat
 def test_each_result_file_has_a_command():
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
-        by_others = name.startswith(("drift/", "in_timm", "recordings/", "versions/", "tests/"))
+        by_others = name.startswith(("drift/", "recordings/", "versions/", "tests/"))
         assert by_others or name in measure.MADE_HERE, name
 
 

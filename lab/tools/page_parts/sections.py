@@ -3,11 +3,14 @@
 Each function with the name of a section makes what stands there.
 """
 
+import json
+
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.report import rows as drift_rows
 
-from .results import OURS, Row, measure_again, read, read_one, table
+from .results import OURS, ROOT, Row, measure_again, read, read_one, table
 
+IN_TIMM = ROOT / "lab" / "timm"
 AGREEMENT_STAGES = ("patch_embedding", "position_embedding", "block_1", "norm", "pooled")
 
 
@@ -155,17 +158,30 @@ def agreement() -> str:
     return "\n".join(["Where they part, and why:", *reasons, "", text])
 
 
+def ten_lines() -> str:
+    """The lines that the patch of ten lines adds for learned tables: the first two of its hunks."""
+    patch = (IN_TIMM / "ten_lines.patch").read_text()
+    _, *hunks = patch.split("+++ b/timm/models/naflexvit.py")[1].split("\n@@")
+    added = []
+    for line in "\n".join(hunks[:2]).splitlines():
+        is_code = line[1:].strip() and not line[1:].lstrip().startswith("#")
+        if line.startswith("+") and is_code:
+            added.append(line[1:])
+    return "\n".join(["```python", *added, "```"])
+
+
 def in_timm() -> str:
-    """The loop as one function of 40 lines, beside timm's two ways and this package."""
-    record = read_one("in_timm")
-    lines: dict[str, list[str]] = {}
-    headings = ["64 images, 16 x 16 table, ms"]
+    """timm's loop, both patches, timm's flag and this package: times, peak and waits."""
+    record = json.loads((IN_TIMM / "race.json").read_text())
+    lines: dict[str, dict[str, list[str]]] = {}
     for row in record["rows"]:
-        heading = f"{row['interpolation']}, {row['phase']}"
-        if heading not in headings:
-            headings.append(heading)
-        lines.setdefault(row["contender"], []).append(f"{row['ms']:.0f}")
-    shown = [[name, *times] for name, times in lines.items()]
+        figures = lines.setdefault(row["contender"], {})
+        figures.setdefault(f"{row['phase']}, ms", []).append(f"{row['median_ms']:.0f}")
+        if row["phase"] == "train":
+            figures.setdefault("peak, MB", []).append(f"{row['peak'] / 1e6:.0f}")
+            figures.setdefault("waits", []).append(str(row["host_waits"]))
+    shown = [[name, *map("/".join, figures.values())] for name, figures in lines.items()]
+    headings = ["siglip/diverse/radio", *figures]
     return table(headings, shown, [record], record["command"])
 
 
