@@ -86,9 +86,13 @@ def test_ten_lines_give_the_bits_of_the_loop_and_of_its_gradients(data):
     assert all(map(torch.equal, got_tables, want_tables))
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [True, False])
 @given(data=st.data())
-def test_forty_lines_are_rounding_away_from_float64_and_its_gradients_from_the_loops(data):
-    case = data.draw(cases(DTYPES))
+def test_forty_lines_are_rounding_away_from_float64_and_its_gradients_from_the_loops(
+    antialias, mode, data
+):
+    case = data.draw(cases(DTYPES, antialias=antialias, mode=mode))
     embeds, x, coord = drawn(data, case)
     table = embeds.pos_embed.detach().float()
     exact = torch.zeros(x.shape, dtype=torch.float64)
