@@ -45,14 +45,33 @@ def test_a_model_with_its_own_code_again_needs_no_replacement():
     assert is_pristine()
 
 
-def test_a_model_that_is_gone_needs_no_replacement():
+@pytest.mark.parametrize("ends", [disable, lambda: enable("stock")])
+def test_a_model_that_is_gone_needs_no_replacement(ends):
     model = small_vit()
     enable("matmul", model=model)
-    assert not is_pristine()
     del model
     gc.collect()
-    assert status().replaced == {}
+    for _ in range(2):  # to ask changes nothing
+        assert status().replaced == {}
+        assert not is_pristine()
+    ends()
     assert is_pristine()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["for all", "for one"])
+@pytest.mark.parametrize("mode", ["grid_sample", "stock"])
+def test_enable_says_in_one_line_what_it_replaces(mode, own, caplog):
+    model = small_vit()
+    caplog.set_level("INFO", "timm_naflex_fast")
+    enable(mode, model=model if own else None)
+    (said,) = caplog.messages
+    assert caplog.records[0].levelname == "INFO"
+    if mode == "stock":
+        assert said.startswith("timm: its own code")
+    else:
+        for name, who in status(model).replaced.items():
+            assert (f"{name} by {who}" in said) == (who != "stock")
+    assert said.endswith("; in NaFlexVit: itself, embeds") == own
 
 
 def test_the_status_of_one_model():

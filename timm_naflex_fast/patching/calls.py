@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ..tracing import constant_while_traced
-from . import graphs
 from .library import Key, Library
 
 Function = Callable[..., Any]
@@ -128,13 +127,10 @@ class Replacement:
 def settings_for(module: Any, library: Library) -> Settings:
     """What the user chose for this module, else for every model; only the latter, if it is none."""
     choices = getattr(library, CHOICES_ATTRIBUTE, ())
-    is_traced = torch.compiler.is_dynamo_compiling()
-    if is_traced:
-        graphs.note_guard_filter()
     if isinstance(module, nn.Module):
         # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
         # an absent key of __dict__.
-        if is_traced:
+        if torch.compiler.is_dynamo_compiling():
             choices += getattr(module, CHOICES_ATTRIBUTE, ())
         else:
             choices += module.__dict__.get(CHOICES_ATTRIBUTE, ())

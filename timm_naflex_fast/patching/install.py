@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -36,10 +37,17 @@ from .choices import (
     parse_settings,
     put,
 )
-from .graphs import forget_graphs
-from .library import Library, is_ours, known_libraries
-from .not_served import not_served
+from .library import (
+    Library,
+    author_of,
+    calls_ours,
+    is_ours,
+    known_libraries,
+    sentence_on_not_served,
+)
 from .releases import check_supported
+
+logger = logging.getLogger("timm_naflex_fast")
 
 # Each has a file here, "timm_methods", with its ``LIBRARY``.
 LIBRARIES = ("timm", "transformers")
@@ -118,7 +126,7 @@ def _put_on(library: Library) -> bool:
     return bool(places)
 
 
-def take_off_unneeded() -> None:
+def _take_off_unneeded() -> None:
     """Put a library's own functions back where no choice needs ours, but for what is under another
     package's; and count what runs for the newest choice."""
     calls.call_counts = Counts()
@@ -127,6 +135,18 @@ def take_off_unneeded() -> None:
     for library in known_libraries - libraries_in_use():
         for owner, name, replacement in _places(library, is_ours):
             setattr(owner, name, replacement.replaced)
+
+
+def _forget_graphs() -> None:
+    """Let the compiler forget its graphs, because ours took the place of a library's own code.
+
+    TorchDynamo looks a method up when it traces a call, and not again when the graph runs. Not to be
+    called while the lock is held: a compiling thread may wait for it.
+    """
+    # The compiler takes seconds to import; where nobody has imported it, nothing is compiled.
+    forget = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
+    if forget is not None:
+        forget()
 
 
 def modules_of(model: nn.Module) -> dict[Library, list[Any]]:
@@ -146,9 +166,52 @@ def modules_of(model: nn.Module) -> dict[Library, list[Any]]:
             modules[library] = inside
     if not modules:
         contains = f"{type(model).__name__} contains {NONE_OF}"
+        others = sentence_on_not_served(libraries, map(type, parts))
         valid = "valid is any torch.nn.Module that contains one of them"
-        raise ValueError("; ".join([contains, *not_served(libraries, map(type, parts)), valid]))
+        raise ValueError("; ".join([contains, *others, valid]))
     return modules
+
+
+def who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
+    """What computes each method in these modules or, without them, in any: the strategy, "stock", or
+    what another package has put there. Several, where these modules differ."""
+    computing = {}
+    for key, owner in library.owners().items():
+        _, name = key
+        replacement = library.replacements[key]
+        users = [owner]
+        if modules:
+            # A module of Python is no class.
+            users = [
+                each for each in modules if isinstance(owner, type) and isinstance(each, owner)
+            ]
+        strategies = set()
+        for user in users:
+            function = getattr(user, name)
+            if library.wrote(function):
+                strategies.add("stock")
+            elif calls_ours(function):
+                mode = getattr(settings_for(user, library), replacement.component)
+                strategies.add(replacement.strategies.get(mode, "stock"))
+            else:
+                strategies.add(author_of(function))
+        if strategies:
+            computing[f"{owner.__name__}.{name}"] = ", ".join(sorted(strategies))
+    return computing
+
+
+def _in_one_line(places: dict[Library, list[Any]], model: nn.Module | None) -> str:
+    """Which methods of which library are replaced by what, and in which modules of ``model``."""
+    parts = []
+    for library, modules in places.items():
+        computing = who_computes(library, modules if model else [])
+        methods = [f"{method} by {who}" for method, who in computing.items() if who != "stock"]
+        parts.append(f"{library.name}: {', '.join(methods) or 'its own code'}")
+    if model is not None:
+        served = set(itertools.chain(*places.values()))
+        names = [name or "itself" for name, part in model.named_modules() if part in served]
+        parts.append(f"in {type(model).__name__}: {', '.join(names)}")
+    return "; ".join(parts)
 
 
 class Handle:
@@ -168,8 +231,7 @@ class Handle:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with lock:
             end(self._choice)
-            take_off_unneeded()
-        forget_graphs()
+            _take_off_unneeded()
 
     def __enter__(self) -> Handle:
         if self._choice.ended:
@@ -192,7 +254,8 @@ def enable(
 ) -> Handle:
     """Replace a library's resampling, for every model (made before or after) or for one.
 
-    ``status()`` counts anew. The newest call holds, until its handle is left or ``disable()`` ends
+    ``status()`` counts anew, and the logger ``timm_naflex_fast`` gets one INFO line that says what is
+    replaced by what. The newest call holds, until its handle is left or ``disable()`` ends
     all. What another package has put in place of a method before is an error that names it; on one
     module, or in a derived class, it is left as it is, and ``status(model)`` names it.
 
@@ -245,7 +308,7 @@ def enable(
     for each in places:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
     if strict and model is not None and settings.pos_embed != "stock":
-        sentences = not_served(places, map(type, model.modules()))
+        sentences = sentence_on_not_served(imported_libraries(), map(type, model.modules()))
         if sentences:
             raise RuntimeError(f"{'; '.join(sentences)}. Nothing was changed")
 
@@ -261,8 +324,10 @@ def enable(
                 replaced |= _put_on(each)
             choice.libraries = tuple(places)
         put(choice, places)
-        take_off_unneeded()
-    forget_graphs(replaced=replaced)
+        _take_off_unneeded()
+    if replaced:
+        _forget_graphs()
+    logger.info(_in_one_line(places, model))
     return handle
 
 
@@ -294,5 +359,4 @@ def disable(model: nn.Module | None = None) -> None:
         else:
             for module in itertools.chain(*places.values()):
                 vars(module).pop(CHOICES_ATTRIBUTE, None)
-        take_off_unneeded()
-    forget_graphs()
+        _take_off_unneeded()

@@ -5,7 +5,7 @@ Nothing here changes anything. Tests: tests/patching/test_install.py.
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -27,6 +27,8 @@ class Library:
     # By class and method: the attributes that the newest known release names in what we replace or
     # have copied.
     reads: Mapping[str, Mapping[str, str]]
+    # Classes that resize a position table for each grid by code of their own, as "module:Class".
+    not_served: tuple[str, ...] = ()
     # For ``status()``: on releases before a version.
     notes: Mapping[str, str] = field(default_factory=dict)
     # Each is a ``Replacement``: see ``calls``.
@@ -43,6 +45,10 @@ class Library:
     def classes(self) -> tuple[type, ...]:
         """Those of them that are classes."""
         return tuple(owner for owner in self.owners().values() if isinstance(owner, type))
+
+    def classes_not_served(self) -> tuple[type, ...]:
+        """Those of ``not_served`` that are loaded."""
+        return tuple(filter(None, map(owner_of, self.not_served)))
 
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.
@@ -67,6 +73,33 @@ def owner_of(path: str) -> Any:
     module_name, _, cls = path.partition(":")
     module = sys.modules.get(module_name)
     return getattr(module, cls, None) if cls else module
+
+
+def sentence_on_not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[str]:
+    """A sentence on those of these classes that somebody may take for one that is replaced; no
+    sentence where there is none.
+
+    A library lists them. Or they bear the name of one that is replaced and are another: a copy, or
+    code that came with a checkpoint.
+    """
+    served: tuple[type, ...] = ()
+    listed: tuple[type, ...] = ()
+    served_names = set()
+    for library in libraries:
+        served += library.classes()
+        listed += library.classes_not_served()
+        served_names |= {path.partition(":")[2] for path, _ in library.replacements}
+    found = []
+    for cls in dict.fromkeys(classes):
+        is_copy = cls.__name__ in served_names and not issubclass(cls, served)
+        if is_copy or issubclass(cls, listed):
+            found.append(f"{cls.__module__}.{cls.__name__}")
+    if not found:
+        return []
+    return [
+        f"nothing is replaced in {', '.join(found)}: position tables are resized there by other "
+        "code, under every mode"
+    ]
 
 
 def home_of(function: Any) -> str:

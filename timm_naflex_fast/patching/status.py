@@ -1,7 +1,6 @@
 """What ``status()`` gives, and how it prints."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,8 @@ from ..text_table import table
 from . import calls
 from .calls import STOCK, Settings, settings_for
 from .choices import VALID_MODES, holding, libraries_in_use, lock
-from .install import imported_libraries, modules_of, take_off_unneeded
-from .library import Library, author_of, calls_ours, known_libraries
-from .not_served import loaded_classes, not_served
+from .install import imported_libraries, modules_of, who_computes
+from .library import Library, known_libraries, sentence_on_not_served
 from .releases import installed
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -79,13 +77,13 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    modules: dict[Library, list[Any]] = {library: [] for library in imported_libraries()}
-    classes: Iterable[type] = ()
+    libraries = imported_libraries()
+    modules: dict[Library, list[Any]] = {library: [] for library in libraries}
+    classes: list[type] = []
     if model is not None:
         modules = modules_of(model)
-        classes = map(type, model.modules())
+        classes += map(type, model.modules())
     with lock:
-        take_off_unneeded()
         in_use = libraries_in_use()
         flags = STOCK
         replaced: dict[str, str] = {}
@@ -101,14 +99,13 @@ def status(model: nn.Module | None = None) -> Status:
                 if installed(library) < version:
                     notes.append(note)
             if library in in_use:
-                replaced |= _who_computes(library, parts)
-                # timm imports all of its models at once, used or not: they say nothing.
-                if model is None and library.name == "transformers":
-                    classes = loaded_classes()
+                replaced |= who_computes(library, parts)
+                if model is None:
+                    classes += library.classes_not_served()
             elif in_use and library.owners():
                 notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
         if in_use:
-            notes += not_served(modules, classes)
+            notes += sentence_on_not_served(libraries, classes)
         own = [each.settings for each in holding() if each.places.isdisjoint(known_libraries)]
         return Status(
             flags=flags,
@@ -120,29 +117,3 @@ def status(model: nn.Module | None = None) -> Status:
             fallbacks=dict(calls.call_counts.fallbacks),
             notes=tuple(notes),
         )
-
-
-def _who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
-    """What computes each method in these modules or, without them, in any: the strategy, "stock", or
-    what another package has put there. Several, where these modules differ."""
-    computing = {}
-    for key, owner in library.owners().items():
-        _, name = key
-        replacement = library.replacements[key]
-        users = [owner]
-        if modules:
-            # A module of Python is no class.
-            users = [
-                each for each in modules if isinstance(owner, type) and isinstance(each, owner)
-            ]
-        strategies = set()
-        for user in users:
-            function = getattr(user, name)
-            if calls_ours(function):
-                mode = getattr(settings_for(user, library), replacement.component)
-                strategies.add(replacement.strategies.get(mode, "stock"))
-            else:
-                strategies.add(author_of(function))
-        if strategies:
-            computing[f"{owner.__name__}.{name}"] = ", ".join(sorted(strategies))
-    return computing

@@ -68,6 +68,7 @@ READS = {
         "training",
         "get_batch_embeds": "_build_embed_cat _use_cached_embed aug_active bands get_embed "
         "grid_type ref_feat_shape training",
+        "_build_embed_cat": "_build_embed",
     },
     "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3": {
         "_create_embed": "_get_pos_embed_from_coords aug_active grid_indexing grid_offset "

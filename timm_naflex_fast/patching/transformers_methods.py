@@ -36,6 +36,10 @@ LIBRARY = Library(
     oldest="5.21.0",
     newest="5.24.0",
     modes=("stock", *EXACT_STRATEGIES),
+    not_served=(
+        "transformers.models.hy_v4_vl.modeling_hy_v4_vl:HYV4VLVisionPatchEmbed",
+        "transformers.models.vilt.modeling_vilt:ViltEmbeddings",
+    ),
     reads={
         SIGLIP2: {
             "forward": f"patch_embedding position_embedding position_embedding_size {RESIZE}",
