@@ -2,10 +2,11 @@
 
 import sys
 from functools import partial
-from types import ModuleType
+from types import MethodType, ModuleType
 
 import pytest
 import torch
+import wrapt
 from timm.layers import patch_embed
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.layers.patch_embed import resample_patch_embed as timms
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.support.checks import slow
 from tests.support.oracles import (
     BATCH,
     embed,
@@ -224,3 +226,94 @@ def test_kernels_that_callers_make_weights_of_share_no_memory():
         second.zero_()
         assert torch.equal(first, want)
         assert torch.equal(patch_embed.resample_patch_embed(kernel, (8, 8)), want)
+
+
+def pinv(self, *size):
+    """A method of somebody's in place of timm's."""
+    return -3 * PINV(self, *size)
+
+
+PINV = patch_embed.PatchEmbedResamplerFixedOrigSize._get_or_create_pinv_matrix
+
+
+def of_a_class(module, name, method, _):
+    module.__class__ = type("Mine", (type(module),), {name: method})
+
+
+def of_an_instance(module, name, method, _):
+    setattr(module, name, MethodType(method, module))
+
+
+def of_timms_class(module, name, method, patch):
+    patch.setattr(type(module), name, method)
+
+
+def of_timms_class_by_a_proxy(module, name, method, patch):
+    call = lambda timms, self, given, options: method(self, *given, **options)
+    patch.setattr(type(module), name, wrapt.FunctionWrapper(vars(type(module))[name], call))
+
+
+@pytest.mark.parametrize("compiled", [False, slow(True)])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "put", [of_a_class, of_an_instance, of_timms_class, of_timms_class_by_a_proxy]
+)
+def test_a_method_that_ours_bypasses_is_somebody_elses(put, when, compiled, monkeypatch):
+    """Then timm's own code runs, which calls it, and is counted."""
+    if compiled and put is of_timms_class_by_a_proxy:
+        pytest.skip("TorchDynamo fails on such proxies")
+    module = patch_embed.PatchEmbedResamplerFixedOrigSize((6, 6))
+    kernel = torch.randn(4, 2, 6, 6)
+    call = torch.compile(module, backend="eager") if compiled else module
+    plain = module(kernel, [9, 9])
+    if when == "before":
+        put(module, "_get_or_create_pinv_matrix", pinv, monkeypatch)
+    enable()
+    if when == "after":
+        torch.testing.assert_close(call(kernel, [9, 9]), plain, atol=1e-5, rtol=1e-5)
+        put(module, "_get_or_create_pinv_matrix", pinv, monkeypatch)
+    reason = f"{type(module).__name__}, whose _get_or_create_pinv_matrix is not timm's own,"
+    with pytest.warns(UserWarning, match=f"{reason} stays with timm's own code") as said:
+        for _ in range(2):
+            got = call(kernel, [9, 9])
+    assert len(said) == 1
+    torch.testing.assert_close(got, -3 * plain, atol=1e-5, rtol=1e-5)
+    assert status().fallbacks.keys() == {reason}
+    with enable(strict=True), pytest.raises(RuntimeError, match=f"{reason} needs timm's own code"):
+        module(kernel, [9, 9])
+
+
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("kind", ["axial", "mixed", "dinov3", "mrope"])
+@pytest.mark.parametrize("put", [of_an_instance, of_timms_class])
+def test_each_method_of_rotary_modules_that_timm_calls_may_be_somebody_elses(
+    put, kind, monkeypatch
+):
+    try:
+        model = small_vit(rope_type=kind, pos_embed="none")
+    except (TypeError, ValueError, AssertionError):
+        pytest.skip("this timm has no such rotary embeddings")
+    names = "get_embed get_batch_embeds _build_embed_cat _build_embed _create_embed "
+    names += "_get_pos_embed_from_coords"
+    x = torch.zeros(2, 6, 32)
+    with enable():
+        model._generate_rope_naflex(x, COORD)
+        if status().fallbacks:
+            pytest.skip("this timm's own code computes them")
+    for name in names.split():
+        method = getattr(type(model.rope), name, None)
+        if method is None:
+            continue
+        with monkeypatch.context() as patched:
+            put(
+                model.rope,
+                name,
+                lambda *given, method=method, **options: method(*given, **options),
+                patched,
+            )
+            with enable():
+                model._generate_rope_naflex(x, COORD)
+                assert status().calls == {("rope", "stock"): 1}
+            vars(model.rope).pop(name, None)
+        with running(component="rope"):
+            model._generate_rope_naflex(x, COORD)

@@ -23,7 +23,7 @@ from ..pos_embed.tokens import Coordinates, check_tokens
 from ..rope import batched_rope, read_rope
 from ..tracing import OWN_MEMORY, backend_for, why_unsupported
 from .calls import Replacement
-from .library import EXACT_STRATEGIES, Library
+from .library import EXACT_STRATEGIES, Library, owner_of
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
@@ -100,6 +100,38 @@ LIBRARY = Library(
         "bilinear, as it was trained: one checkpoint, two results",
     },
 )
+
+
+def own_methods(path: str) -> dict[str, Any]:
+    """The methods in ``BYPASSED`` that a class has, as timm wrote them; False for one that another
+    package has replaced before."""
+    methods = {}
+    for name in BYPASSED.split():
+        method = getattr(owner_of(path), name, None)
+        if method is not None:
+            methods[name] = LIBRARY.wrote(method) and method
+    return methods
+
+
+# What timm's own code calls there, in any release, and ours does not.
+BYPASSED = (
+    "_get_or_create_pinv_matrix get_batch_embeds get_embed _build_embed_cat _build_embed "
+    "_create_embed _get_pos_embed_from_coords"
+)
+METHODS = {path: own_methods(path) for path in READS}
+
+
+def overridden(module: Any, path: str) -> str | None:
+    """In words, that a method of a module of this class is not timm's own; None if all are.
+
+    Asked in each call (1 us), because somebody may put a method on one instance at any time.
+    """
+    cls = type(module)
+    for name, timms in METHODS[path].items():
+        # The class first: a proxy there equals what it wraps.
+        if getattr(cls, name) is not timms or getattr(module, name) != timms.__get__(module):
+            return f"{cls.__name__}, whose {name} is not timm's own,"
+    return None
 
 
 def read_embeds(embeds: Any, *, samples: bool = False) -> tuple[PositionTable, ResizeSpec]:
@@ -187,6 +219,9 @@ def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> T
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
     """Modifications: two 1-D pseudo-inverses; these and a frozen kernel are kept."""
+    reason = overridden(self, RESAMPLER)
+    if reason is not None:
+        return reason
     return _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
 
@@ -215,6 +250,9 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
         rope = read_rope(self.rope)
         if isinstance(rope, str):
             return rope
+        reason = overridden(self.rope, f"timm.layers.pos_embed_sincos:{type(self.rope).__name__}")
+        if reason is not None:
+            return reason
         if type(patch_coord) not in OWN_MEMORY:
             reason = why_unsupported(patch_coord)
             if reason is not None:
