@@ -55,7 +55,7 @@ def test_enable_replaces_and_disable_restores_exactly(mode, who):
             dict(mode="fast"),
             "'fast' is not valid for mode; valid: 'stock', 'matmul', 'interpolate_cached', 'grid_sample'",
         ),
-        (dict(mode=nn.Linear(1, 1)), "give a model by name: enable(model=...)"),
+        (dict(mode=nn.Linear(1, 1)), "is not valid for mode; valid: 'stock', 'matmul'"),
         (
             dict(patch_embed="grid_sample"),
             "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'",

@@ -100,21 +100,20 @@ class Replacement:
                 arguments = arguments[1:]
             mode = getattr(settings, self.component)
             strategy = self.strategies.get(mode, "stock")
-            reason = ""
+            result: Any = ""
             if strategy != "stock":
                 result = compute(strategy, *arguments, **options)
-                if not isinstance(result, str):
-                    call_counts.record(self.component, strategy, "", self.library.name)
-                    return result
-                reason = result
-                if reason:
-                    strategy = "stock"
-                if reason and settings.strict:
-                    raise RuntimeError(
-                        f"{reason} needs {self.library.name}'s own code, and enable(strict=True) "
-                        "forbids it"
-                    )
+            reason = result if isinstance(result, str) else ""
+            if reason and settings.strict:
+                raise RuntimeError(
+                    f"{reason} needs {self.library.name}'s own code, and enable(strict=True) "
+                    "forbids it"
+                )
+            if reason:
+                strategy = "stock"
             call_counts.record(self.component, strategy, reason, self.library.name)
+            if not isinstance(result, str):
+                return result
             own = self.library.replacements[self.own.get(mode, self.key)]
             return own.original(*arguments, **options)
 

@@ -188,9 +188,7 @@ def who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
         strategies = set()
         for user in users:
             function = getattr(user, name)
-            if library.wrote(function):
-                strategies.add("stock")
-            elif calls_ours(function):
+            if calls_ours(function):
                 mode = getattr(settings_for(user, library), replacement.component)
                 strategies.add(replacement.strategies.get(mode, "stock"))
             else:
@@ -200,18 +198,16 @@ def who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
     return computing
 
 
-def _in_one_line(places: dict[Library, list[Any]], model: nn.Module | None) -> str:
-    """Which methods of which library are replaced by what, and in which modules of ``model``."""
-    parts = []
-    for library, modules in places.items():
-        computing = who_computes(library, modules if model else [])
-        methods = [f"{method} by {who}" for method, who in computing.items() if who != "stock"]
-        parts.append(f"{library.name}: {', '.join(methods) or 'its own code'}")
+def _log(places: dict[Library, list[Any]], model: nn.Module | None) -> None:
+    """Say in one line what computes each method from now on, and in which modules of ``model``."""
+    where = "every model"
     if model is not None:
         served = set(itertools.chain(*places.values()))
-        names = [name or "itself" for name, part in model.named_modules() if part in served]
-        parts.append(f"in {type(model).__name__}: {', '.join(names)}")
-    return "; ".join(parts)
+        where = f"the modules {[name for name, part in model.named_modules() if part in served]}"
+    computing = {}
+    for library, modules in places.items():
+        computing[library.name] = who_computes(library, modules if model else [])
+    logger.info("in %s: %s", where, computing)
 
 
 class Handle:
@@ -289,10 +285,6 @@ def enable(
     ...     print(status().flags)
     Settings(pos_embed='matmul', patch_embed='matmul', rope='batched')
     """
-    if isinstance(mode, nn.Module):
-        raise ValueError(
-            "the first argument of enable is a mode; give a model by name: enable(model=...)"
-        )
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
@@ -327,7 +319,7 @@ def enable(
         _take_off_unneeded()
     if replaced:
         _forget_graphs()
-    logger.info(_in_one_line(places, model))
+    _log(places, model)
     return handle
 
 

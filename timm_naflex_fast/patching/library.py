@@ -46,10 +46,6 @@ class Library:
         """Those of them that are classes."""
         return tuple(owner for owner in self.owners().values() if isinstance(owner, type))
 
-    def classes_not_served(self) -> tuple[type, ...]:
-        """Those of ``not_served`` that are loaded."""
-        return tuple(filter(None, map(owner_of, self.not_served)))
-
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.
 
@@ -83,16 +79,15 @@ def sentence_on_not_served(libraries: Iterable[Library], classes: Iterable[type]
     code that came with a checkpoint.
     """
     served: tuple[type, ...] = ()
-    listed: tuple[type, ...] = ()
-    served_names = set()
+    names = set()
     for library in libraries:
         served += library.classes()
-        listed += library.classes_not_served()
-        served_names |= {path.partition(":")[2] for path, _ in library.replacements}
+        replaced = [path for path, _ in library.replacements]
+        for path in (*replaced, *library.not_served):
+            names.add(path.partition(":")[2])
     found = []
     for cls in dict.fromkeys(classes):
-        is_copy = cls.__name__ in served_names and not issubclass(cls, served)
-        if is_copy or issubclass(cls, listed):
+        if cls.__name__ in names and not issubclass(cls, served):
             found.append(f"{cls.__module__}.{cls.__name__}")
     if not found:
         return []

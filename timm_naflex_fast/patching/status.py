@@ -12,7 +12,7 @@ from . import calls
 from .calls import STOCK, Settings, settings_for
 from .choices import VALID_MODES, holding, libraries_in_use, lock
 from .install import imported_libraries, modules_of, who_computes
-from .library import Library, known_libraries, sentence_on_not_served
+from .library import Library, known_libraries, owner_of, sentence_on_not_served
 from .releases import installed
 
 HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
@@ -101,7 +101,7 @@ def status(model: nn.Module | None = None) -> Status:
             if library in in_use:
                 replaced |= who_computes(library, parts)
                 if model is None:
-                    classes += library.classes_not_served()
+                    classes += filter(None, map(owner_of, library.not_served))
             elif in_use and library.owners():
                 notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
         if in_use:
