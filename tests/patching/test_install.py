@@ -260,14 +260,3 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
     enable("matmul", model=model)
     enable(library="transformers"), enable("stock").restore(), disable(model)
     status(), status(model), disable()
-
-
-def test_a_blocked_import_beside_the_library_is_no_module_of_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm.blocked", None)
-    monkeypatch.setitem(sys.modules, "timm_of_another", None)
-    enable()
-    assert (
-        NaFlexEmbeds._apply_learned_naflex_pos_embed
-        is not STOCK_METHODS["_apply_learned_naflex_pos_embed"]
-    )
-    disable()

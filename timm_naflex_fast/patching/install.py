@@ -18,7 +18,6 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -91,24 +90,12 @@ def imported_libraries() -> list[Library]:
 def _places(
     library: Library, is_by_author: Callable[[Any], bool]
 ) -> list[tuple[Any, str, Replacement]]:
-    """What has the methods of this author, their names, and what replaces them.
-
-    A function is in all modules of the library that have imported it by name.
-    """
+    """What has the methods of this author, their names, and what replaces them."""
     places = []
-    files = []
-    for name, file in list(sys.modules.items()):
-        # None stands for a module whose import is blocked.
-        if name.partition(".")[0] == library.name and file is not None:
-            files.append(file)
     for key, owner in library.owners().items():
         _, name = key
-        owners = [owner]
-        if isinstance(owner, ModuleType):
-            owners = files
-        for each in owners:
-            if is_by_author(vars(each).get(name)):
-                places.append((each, name, library.replacements[key]))
+        if is_by_author(vars(owner).get(name)):
+            places.append((owner, name, library.replacements[key]))
     return places
 
 
