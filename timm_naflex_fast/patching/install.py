@@ -17,7 +17,6 @@ import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -25,7 +24,7 @@ from torch import nn
 from ..names import check_name
 from ..pos_embed import kept
 from . import calls
-from .calls import CHOICES_ATTRIBUTE, STOCK, Counts, Replacement, settings_for
+from .calls import CHOICES_ATTRIBUTE, STOCK, Counts, settings_for
 from .choices import (
     Choice,
     Mode,
@@ -87,30 +86,20 @@ def imported_libraries() -> list[Library]:
     return [_import_library(name) for name in LIBRARIES if sys.modules.get(name)]
 
 
-def _places(
-    library: Library, is_by_author: Callable[[Any], bool]
-) -> list[tuple[Any, str, Replacement]]:
-    """What has the methods of this author, their names, and what replaces them."""
-    places = []
-    for key, owner in library.owners().items():
-        _, name = key
-        if is_by_author(vars(owner).get(name)):
-            places.append((owner, name, library.replacements[key]))
-    return places
-
-
 def _put_on(library: Library) -> bool:
     """Put ours where the library's own functions are. Whether there was any."""
-    places = _places(library, library.wrote)
-    for owner, name, replacement in places:
-        method = vars(owner)[name]
-        replacement.original = getattr(owner, name)
-        replacement.replaced = method
-        replacement.is_static = isinstance(method, staticmethod)
-        # Ours gets the method's name: a pickle of it can be read without this package.
-        functools.update_wrapper(replacement.function, replacement.original, updated=())
-        setattr(owner, name, replacement.function)
-    return bool(places)
+    found = False
+    for owner, name, replacement in library.places():
+        method = vars(owner).get(name)
+        if library.wrote(method):
+            found = True
+            replacement.original = getattr(owner, name)
+            replacement.replaced = method
+            replacement.is_static = isinstance(method, staticmethod)
+            # Ours gets the method's name: a pickle of it can be read without this package.
+            functools.update_wrapper(replacement.function, replacement.original, updated=())
+            setattr(owner, name, replacement.function)
+    return found
 
 
 def _take_off_unneeded() -> None:
@@ -120,8 +109,9 @@ def _take_off_unneeded() -> None:
     for choice in holding():
         calls.call_counts = choice.counts
     for library in known_libraries - libraries_in_use():
-        for owner, name, replacement in _places(library, is_ours):
-            setattr(owner, name, replacement.replaced)
+        for owner, name, replacement in library.places():
+            if is_ours(vars(owner).get(name)):
+                setattr(owner, name, replacement.replaced)
 
 
 def _forget_graphs() -> None:
@@ -163,15 +153,10 @@ def who_computes(library: Library, modules: list[Any]) -> dict[str, str]:
     """What computes each method in these modules or, without them, in any: the strategy, "stock", or
     what another package has put there. Several, where these modules differ."""
     computing = {}
-    for key, owner in library.owners().items():
-        _, name = key
-        replacement = library.replacements[key]
+    for owner, name, replacement in library.places():
         users = [owner]
         if modules:
-            # A module of Python is no class.
-            users = [
-                each for each in modules if isinstance(owner, type) and isinstance(each, owner)
-            ]
+            users = [each for each in modules if owner in type(each).__mro__]
         strategies = set()
         for user in users:
             function = getattr(user, name)

@@ -37,14 +37,19 @@ class Library:
     def __post_init__(self) -> None:
         known_libraries.add(self)
 
-    def owners(self) -> dict[Key, Any]:
-        """The class or module of Python that each method is in that we replace; of what is loaded."""
-        owners = {key: owner_of(key[0]) for key in self.replacements}
-        return {key: owner for key, owner in owners.items() if owner is not None}
+    def places(self) -> list[tuple[Any, str, Any]]:
+        """The class or module of Python that each method is in that we replace, its name, and what
+        replaces it; of what is loaded."""
+        places = []
+        for (path, name), replacement in self.replacements.items():
+            owner = owner_of(path)
+            if owner is not None:
+                places.append((owner, name, replacement))
+        return places
 
     def classes(self) -> tuple[type, ...]:
         """Those of them that are classes."""
-        return tuple(owner for owner in self.owners().values() if isinstance(owner, type))
+        return tuple(owner for owner, _, _ in self.places() if isinstance(owner, type))
 
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.

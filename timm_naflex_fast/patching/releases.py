@@ -34,14 +34,14 @@ def check_supported(library: Library) -> None:
     is_in_use = library in libraries_in_use()
     # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
-    for key, owner in library.owners().items():
-        label = f"{owner.__name__}.{key[1]}"
-        method = vars(owner).get(key[1])
+    for owner, name, replacement in library.places():
+        label = f"{owner.__name__}.{name}"
+        method = vars(owner).get(name)
         if method is None:
             wrong.append(f"{label} is missing")
         elif library.wrote(method):
             # Ours has the strategy before the method's own arguments.
-            if ["strategy", *_arguments(method)] != _arguments(library.replacements[key].compute):
+            if ["strategy", *_arguments(method)] != _arguments(replacement.compute):
                 wrong.append(f"{label} takes {inspect.signature(method)}")
         # What is over ours may call it.
         elif not (is_in_use or calls_ours(method)):

@@ -102,7 +102,7 @@ def status(model: nn.Module | None = None) -> Status:
                 replaced |= who_computes(library, parts)
                 if model is None:
                     classes += filter(None, map(owner_of, library.not_served))
-            elif in_use and library.owners():
+            elif in_use and library.places():
                 notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
         if in_use:
             notes += sentence_on_not_served(libraries, classes)
