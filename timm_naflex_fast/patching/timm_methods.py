@@ -219,10 +219,8 @@ def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> T
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
     """Modifications: two 1-D pseudo-inverses; these and a frozen kernel are kept."""
-    reason = overridden(self, RESAMPLER)
-    if reason is not None:
-        return reason
-    return _kernel(patch_embed, new_size, self.interpolation, self.antialias)
+    overriding = overridden(self, RESAMPLER)
+    return overriding or _kernel(patch_embed, new_size, self.interpolation, self.antialias)
 
 
 @Replacement(LIBRARY, (FUNCTIONS, "resample_patch_embed"), "patch_embed", KERNEL_STRATEGIES)
@@ -251,12 +249,10 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
         if isinstance(rope, str):
             return rope
         reason = overridden(self.rope, f"timm.layers.pos_embed_sincos:{type(self.rope).__name__}")
+        if reason is None and type(patch_coord) not in OWN_MEMORY:
+            reason = why_unsupported(patch_coord)
         if reason is not None:
             return reason
-        if type(patch_coord) not in OWN_MEMORY:
-            reason = why_unsupported(patch_coord)
-            if reason is not None:
-                return reason
         traceable = backend_for(x, patch_coord) != "eager"
         if not traceable:
             check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
