@@ -1,7 +1,4 @@
-"""What is counted holds on every machine: the cost of a step, and the graphs of a model.
-
-uv run lab/benchmarks/measure.py counts graphs        # some minutes
-"""
+"""What is counted holds on every machine: the cost of a step, and the graphs of a model."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -12,15 +9,15 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from costs import counting
-from pos_embed import PLAIN_ADD, WORKLOADS, race
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lab.benchmarks.costs import counting
+from lab.benchmarks.pos_embed import PLAIN_ADD, SHOWN, WORKLOADS, sides
+from lab.benchmarks.rows import Row
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.bench import model as whole
 from timm_naflex_fast.commands.measure.bench.workloads import coordinates, siglip_grids
 
-Rows = list[dict[str, Any]]
 TRACEABLE = "matmul, traceable"
 CONTENDERS = ("stock", "timm-flag-bilinear", "matmul", TRACEABLE, PLAIN_ADD)
 NARROW = (16, 32)  # channels; with fewer, a token is no larger than its coordinates
@@ -48,13 +45,14 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
         if name == TRACEABLE:
             stack.enter_context(FakeTensorMode())
         strategy = name.split(",")[0]
-        timed = race(WORKLOADS[workload], batch, "float32", phase, [strategy], stack, channels)
-        (contender,) = timed.contenders
+        made = sides(WORKLOADS[workload], batch, phase, [strategy], stack, channels)
+        (ready,) = made.values()
         if name != "stock":  # which caches nothing, and takes long
-            contender.run(contender.prepare())
-        argument = contender.prepare()
+            work = ready()
+            work()
+        work = ready()
         with counting() as count:
-            contender.run(argument)
+            work()
     return count
 
 
@@ -76,7 +74,7 @@ def count_contender(
 
 def count_race(
     workload: str, batch: int, phase: str, names: Sequence[str] = CONTENDERS, channels: int = 768
-) -> Rows:
+) -> list[Row]:
     """A row per contender: what the race is, and its counts at ``channels``."""
     grids = WORKLOADS[workload].grids(batch)
     about = dict(
@@ -95,8 +93,8 @@ def count_race(
     return rows
 
 
-def steps(tiny: bool) -> Iterator[Rows]:
-    """What one step of the position embedding would cost on a GPU: see ``lab/benchmarks/costs.py``.
+def counts(tiny: bool) -> Iterator[list[Row]]:
+    """What one step of the position embedding would cost on a GPU: see costs.py.
 
     timm's code and ``eager`` read coordinates, and so run on numbers. The traceable form, which
     graphs hold and CUDA graphs capture, reads none: it runs on PyTorch's fake tensors, which have
@@ -108,8 +106,8 @@ def steps(tiny: bool) -> Iterator[Rows]:
     batch = 512
     if tiny:
         batch = 2
-    for workload, phase in product(("siglip", "diverse"), ("infer", "train")):
-        yield count_race(workload, batch, phase)
+    for workload in SHOWN:
+        yield count_race(workload, batch, "train")
 
 
 def make(library: str, sampled: bool) -> torch.nn.Module:
@@ -194,7 +192,7 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
 
 
-def rounding(tiny: bool) -> Iterator[Rows]:
+def rounding(tiny: bool) -> Iterator[list[Row]]:
     """A row for each contender: how far Siglip2's position embeddings are off, with and without
     autocast.
 
@@ -240,7 +238,7 @@ def _difference_from_float64(got: torch.Tensor, table: torch.Tensor, grids: Any)
     return largest
 
 
-def graphs(tiny: bool) -> Iterator[Rows]:
+def graphs(tiny: bool) -> Iterator[list[Row]]:
     """A row for each library, way and contender; the error's first line where it fails.
 
     20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower

@@ -1,7 +1,7 @@
 """Races of rotary embeddings, patch kernels, transformers' Siglip2 and exports.
 
-Each function here yields the rows of race after race, for lab/benchmarks/measure.py; ``tiny`` only
-shows that they run. pos_embed.py has those of the position embedding.
+Each function here yields the rows of race after race, for measure.py; ``tiny`` only shows that they
+run. pos_embed.py has those of the position embedding.
 """
 
 import copy
@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pos_embed import WORKLOADS
-from racing import Race, Row, Timed, time_race
 from torch import Tensor
 
+from lab.benchmarks.pos_embed import WORKLOADS
+from lab.benchmarks.rows import Row, always, time_race
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure import export
 from timm_naflex_fast.commands.measure.bench.model import random_batch
 from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.commands.measure.racing import Ready
 from timm_naflex_fast.pos_embed import kept
 
 HEADS = 6
@@ -34,7 +35,7 @@ PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16,
 
 
 def compute_step(
-    compute: Callable[[], Tensor], *, train: bool, leaves: Iterable[Tensor], upstream: Tensor
+    compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor
 ) -> None:
     """The forward; in training also the backward, by the gradient ``upstream`` of the result."""
     with torch.set_grad_enabled(train):
@@ -51,16 +52,17 @@ def rope(tiny: bool) -> Iterator[list[Row]]:
     "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train",
     of mixed ones alone, keeps all blocks' and computes the gradient of the frequencies.
     """
-    phases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
     batches = [1, 64]
     if tiny:
         batches = [1]
-    for (kind, phase), batch in product(phases, batches):
+    cases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
+    for (kind, phase), batch in product(cases, batches):
+        facts = dict(workload=kind, phase=phase, batch=batch, dtype="float32")
         with ExitStack() as stack:
-            yield time_race(_rope_race(kind, phase, batch, stack), 0.5, tiny)
+            yield time_race(facts, _rope_sides(kind, phase, batch, stack), 10.0, tiny)
 
 
-def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
+def _rope_sides(kind: str, phase: str, batch: int, stack: ExitStack) -> dict[str, Ready]:
     coord = coordinates(WORKLOADS["diverse"].grids(batch))
     x = torch.zeros(()).expand(*coord.shape[:2], HEADS * HEAD_DIM)  # only its shape and dtype count
     upstream = torch.randn(batch, HEADS, coord.shape[1], 2 * HEAD_DIM)
@@ -79,17 +81,13 @@ def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
     work = infer
     if phase == "train":
         work = train
-    contenders = []
+    sides = {}
     for name in (BASELINE, "batched"):
         model = _small_rope_model(kind)
         if name != BASELINE:
             stack.enter_context(enable("stock", rope=name, model=model))
-        contenders.append(Timed(name, work, partial(_same, model)))
-    return Race("rope", kind, phase, batch, "float32", tuple(contenders))
-
-
-def _same(value: Any) -> Any:
-    return value
+        sides[name] = always(partial(work, model))
+    return sides
 
 
 def _small_rope_model(kind: str) -> Any:
@@ -121,13 +119,16 @@ def patch_kernels(tiny: bool) -> Iterator[list[Row]]:
         kernels = 2
     phases = ("train", "first", "frozen")
     for (old, new), layout, phase in product(PATCHES, ("linear", "conv"), phases):
+        title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
+        facts = dict(workload=title, phase=phase, batch=0, dtype="float32")
         with ExitStack() as stack:
-            yield time_race(_patch_race(old, new, layout, phase, kernels, stack), 0.5, tiny)
+            sides = _patch_sides(old, new, layout, phase, kernels, stack)
+            yield time_race(facts, sides, 2.0, tiny)
 
 
-def _patch_race(
+def _patch_sides(
     old: Any, new: Any, layout: str, phase: str, kernels: int, stack: ExitStack
-) -> Race:
+) -> dict[str, Ready]:
     from timm.layers.patch_embed import PatchEmbedInterpolator
 
     linear = layout == "linear"
@@ -147,22 +148,17 @@ def _patch_race(
             stack.enter_context(enable("stock", patch_embed=name, model=module))
         return module
 
-    def prepare(name: str, module: Any) -> Callable[[], Tensor]:
+    def ready(name: str, module: Any) -> Callable[[], None]:
         if phase == "first":
             kept.clear_all()  # our caches; a new module empties timm's
             module = make_module(name)
+        compute = module.resample_linear_weight if linear else module.resample_conv_weight
+        compute = partial(compute, weight, new)
         if phase == "frozen":
-            return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
-        resample = module.resample_linear_weight if linear else module.resample_conv_weight
-        return partial(resample, weight, new)
+            compute = partial(module, patch, weight, None, patch_size=new, is_linear=linear)
+        return partial(compute_step, compute, phase == "train", [weight], upstream)
 
-    work = partial(compute_step, train=phase == "train", leaves=[weight], upstream=upstream)
-    contenders = tuple(
-        Timed(name, work, partial(prepare, name, make_module(name)))
-        for name in (BASELINE, "matmul")
-    )
-    title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
-    return Race("patch_embed", title, phase, 0, "float32", contenders)
+    return {name: partial(ready, name, make_module(name)) for name in (BASELINE, "matmul")}
 
 
 def other_libraries(tiny: bool) -> Iterator[list[Row]]:
@@ -178,13 +174,12 @@ def other_libraries(tiny: bool) -> Iterator[list[Row]]:
         width = 8
         batches = [1]
     embeddings = _siglip2_embeddings(width)
-    models: dict[Any, Any] = {
-        name: copy.deepcopy(embeddings) for name in (BASELINE, "interpolate_cached", "matmul")
-    }
+    models: dict[Any, Any] = {name: copy.deepcopy(embeddings) for name in (BASELINE, "matmul")}
     grids = WORKLOADS["siglip"].grids(64)
 
-    def prepare(model: Any, pixels: Tensor, draw: random.Random) -> Callable[[], Tensor]:
-        return partial(model, pixels, torch.tensor(draw.sample(grids, len(pixels))))
+    def ready(model: Any, pixels: Tensor, train: bool) -> Callable[[], None]:
+        compute = partial(model, pixels, torch.tensor(draw.sample(grids, len(pixels))))
+        return partial(compute_step, compute, train, [*model.parameters()], upstream)
 
     with ExitStack() as stack:
         for name, model in models.items():
@@ -196,15 +191,11 @@ def other_libraries(tiny: bool) -> Iterator[list[Row]]:
             pixels = torch.randn(batch, 256, 1)
             upstream = torch.ones(batch, 256, width)
             draw = random.Random(batch)
-            contenders = []
+            sides = {}
             for name, model in models.items():
-                leaves = list(model.parameters())
-                work = partial(
-                    compute_step, train=phase == "train", leaves=leaves, upstream=upstream
-                )
-                contenders.append(Timed(name, work, partial(prepare, model, pixels, draw)))
-            race = Race("transformers", "siglip", phase, batch, "float32", tuple(contenders))
-            yield time_race(race, 2.0, tiny)
+                sides[name] = partial(ready, model, pixels, phase == "train")
+            facts = dict(workload="siglip", phase=phase, batch=batch, dtype="float32")
+            yield time_race(facts, sides, 10.0, tiny)
 
 
 def _siglip2_embeddings(width: int) -> Any:
@@ -235,11 +226,14 @@ def exported(tiny: bool) -> Iterator[list[Row]]:
     model, _ = load_model("vit_small_patch16_224", random_weights=True, **small)
     for part, workload, batch in EXPORTED:
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            race = _exported_race(model, part, workload, batch, Path(folder))
-            yield time_race(race, 10.0, tiny)
+            sides = _exported_sides(model, part, workload, batch, Path(folder))
+            facts = dict(workload=workload, phase="infer", batch=batch, dtype="float32")
+            yield time_race({**facts, "about": {"part": part}}, sides, 60.0, tiny)
 
 
-def _exported_race(model: Any, part: str, workload: str, batch: int, folder: Path) -> Race:
+def _exported_sides(
+    model: Any, part: str, workload: str, batch: int, folder: Path
+) -> dict[str, Ready]:
     grids = WORKLOADS[workload].grids(batch)
     inputs = random_batch(model, grids, max(h * w for h, w in grids))
     flagged = copy.deepcopy(model)
@@ -260,9 +254,7 @@ def _exported_race(model: Any, part: str, workload: str, batch: int, folder: Pat
     }
     for name, load in export.LOADERS.items():
         runs[name] = load(file, program)[export.FLOAT32]
-    contenders = [Timed(name, run, partial(_same, inputs)) for name, run in runs.items()]
-    about = {"part": part}
-    return Race("exported", workload, "infer", batch, "float32", tuple(contenders), about)
+    return {name: always(partial(run, inputs)) for name, run in runs.items()}
 
 
 def _aot_inductor(program: Any, folder: Path) -> Callable[[Any], Any]:

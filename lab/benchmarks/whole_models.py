@@ -1,28 +1,24 @@
 """Races of whole models: a training step, or an inference, and the embeddings' share of it."""
 
 import json
-import statistics
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pos_embed import WORKLOADS
-from racing import WARMUPS, Race, Row, Timed, now, time_race
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import torch
 
+from lab.benchmarks.pos_embed import WORKLOADS
+from lab.benchmarks.rows import Row, time_race
 from timm_naflex_fast.commands.cli import main as cli
 from timm_naflex_fast.commands.measure.bench.model import chosen, make_step, random_batch
-from timm_naflex_fast.commands.measure.bench.workloads import Grid
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
 
-CONTENDERS = (BASELINE, "matmul")
+NAMES = (BASELINE, "matmul")
 
 
 def races(
@@ -36,54 +32,43 @@ def races(
         names: of ``WORKLOADS``.
         batch: images in a batch.
         rounds: of each race, at most.
-        budget: seconds for each contender in a race.
+        budget: seconds of a race.
     """
     small: dict[str, Any] = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
     loaded, _ = load_model(model, random_weights=True, num_classes=1000, **small)
     for name, phase in product(names, ("train", "infer")):
         grids = WORKLOADS[name].grids(1 if tiny else batch)
-        with ExitStack() as stack:
-            made = race(loaded, name, grids, phase, CONTENDERS, stack)
-            yield time_race(made, budget, tiny, rounds)
+        facts: Row = dict(workload=name, phase=phase, batch=len(grids), dtype="float32")
+        inputs = random_batch(loaded, grids)
+        step = partial(make_step(loaded, "float32", phase), loaded, inputs)
+        embed = partial(_embed, loaded.embeds, inputs)
+        both = []
+        for work in (step, embed):
+            with ExitStack() as stack:
+                sides = {mode: partial(_ready, loaded, work, mode, stack) for mode in NAMES}
+                both.append(time_race(facts, sides, budget, tiny, rounds))
+        whole, embeds = both
+        shares = {}
+        for row, part in zip(whole, embeds):
+            shares[row["contender"]] = part["median_ms"] / row["median_ms"]
+        about = {"model": model, "embeds_share": shares}
+        yield [{**row, "about": about} for row in whole]
 
 
-def race(
-    model: Any,
-    workload: str,
-    grids: Sequence[Grid],
-    phase: str,
-    contenders: Sequence[str],
-    stack: ExitStack,
-) -> Race:
-    """The race of steps on a batch of these grids; what the last one switched on stays until
-    ``stack`` is closed.
-    """
-    batch = random_batch(model, grids)
-    step = make_step(model, "float32", phase)
-    embeds_share: dict[str, float] = {}
-    shares: dict[str, list[float]] = defaultdict(list)
+def _ready(model: Any, work: Callable[[], None], mode: str, stack: ExitStack) -> Any:
+    stack.close()  # ends the mode before
+    stack.enter_context(chosen(mode, model))
+    return work
 
-    def prepare(contender: str) -> str:
-        stack.close()  # ends what the contender before switched on
-        stack.enter_context(chosen(contender, model))
-        return contender
 
-    def work(contender: str) -> None:
-        with _marked(model.embeds) as marks:
-            step(model, batch)
-        shares[contender].append(_share(marks))
-        counted = shares[contender][WARMUPS:]
-        embeds_share[contender] = statistics.median(counted or [0])
-
-    about = dict(
-        device="cpu",
-        model=model.pretrained_cfg["architecture"],
-        grids=len(set(grids)),
-        tokens=sum(h * w for h, w in grids),
-        embeds_share=embeds_share,
-    )
-    made = tuple(Timed(name, work, partial(prepare, name)) for name in contenders)
-    return Race("model", workload, phase, len(grids), "float32", made, about)
+def _embed(embeds: Any, inputs: dict[str, Any]) -> None:
+    """The embeddings alone; of a model in training, with their backward pass."""
+    with torch.set_grad_enabled(embeds.training):
+        out = embeds(inputs["patches"], inputs["patch_coord"], inputs["patch_valid"])
+    tokens = out[0] if isinstance(out, tuple) else out
+    if embeds.training:
+        tokens.backward(tokens.detach())
+        embeds.zero_grad()
 
 
 def compiled(tiny: bool) -> Iterator[list[Row]]:
@@ -97,39 +82,3 @@ def compiled(tiny: bool) -> Iterator[list[Row]]:
         file = Path(folder, "bench.json")
         cli.main([*options.split(), "--json", str(file)])
         yield json.loads(file.read_text())["rows"]
-
-
-@contextmanager
-def _marked(embeds: nn.Module) -> Iterator[list[float]]:
-    """Yields the times of a step's marks.
-
-    They are its start, where the embeddings' forward begins and ends, in training where their
-    backward begins and ends, and the step's end. The embeddings run first, so their backward runs
-    last: from the moment when the gradient of their output is known to the optimizer's step.
-    """
-    marks = [now()]
-
-    def mark(*_: Any) -> None:
-        marks.append(now())
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        mark()
-        x = output[0] if isinstance(output, tuple) else output
-        if x.requires_grad:
-            x.register_hook(mark)
-
-    with (
-        embeds.register_forward_pre_hook(mark),
-        embeds.register_forward_hook(leave),
-        register_optimizer_step_pre_hook(mark),
-    ):
-        yield marks
-    mark()
-
-
-def _share(marks: Sequence[float]) -> float:
-    """The share of a step that lies between the marks of the embeddings: see :func:`_marked`."""
-    inside = 0.0
-    for begin in range(1, len(marks) - 1, 2):
-        inside += marks[begin + 1] - marks[begin]
-    return inside / (marks[-1] - marks[0])

@@ -1,7 +1,7 @@
 """Times and memory of timm's loop, the loop with each patch, timm's flag, and this package.
 
-    PYTHONPATH=lab/benchmarks uv run lab/timm/race.py        # on a GPU, if there is one
-    PYTHONPATH=lab/benchmarks uv run lab/timm/race.py --json lab/timm/race.json  # docs/in-timm.md's
+    uv run lab/timm/race.py        # on a GPU, if there is one
+    uv run lab/timm/race.py --json lab/timm/race.json  # docs/in-timm.md's
 
 One step adds position embeddings to the tokens; in training, it goes backward, too. The table
 changes before every step, so that nothing that was kept helps. The peak is what a step holds
@@ -14,20 +14,22 @@ Never run on a GPU.
 import argparse
 import time
 from contextlib import ExitStack
-from itertools import cycle, product, repeat
+from functools import partial
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from costs import counting
-from patched import load_embeds
-from pos_embed import LEARNED, SAMPLED, WORKLOADS, timed
-from racing import Race, Row, Timed, time_race
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
+from lab.benchmarks.costs import counting
+from lab.benchmarks.pos_embed import LEARNED, SAMPLED, WORKLOADS, ready
+from lab.benchmarks.rows import Row, time_race
+from lab.timm.patched import load_embeds
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.output import check_writable, positive, provenance, to_json
+from timm_naflex_fast.commands.measure.racing import Ready
 
 LOOP = "timm's loop"
 OURS = "this package"
@@ -62,7 +64,7 @@ class Work:
         source = torch.Generator().manual_seed(0)
         self.workload = WORKLOADS[workload]
         self.channels = channels
-        self.coord = next(self.workload.coordinates(batch)).to(device)
+        self.coord = self.workload.coordinates(batch).to(device)
         shape = (*self.coord.shape[:2], channels)
         self.x = torch.randn(shape, generator=source).to(device, dtype)
         self.upstream = None
@@ -80,9 +82,9 @@ class Work:
             setattr(embeds, LEARNED, method.__get__(embeds))
         return embeds
 
-    def step(self, name: str, embeds: NaFlexEmbeds) -> Timed:
+    def step(self, embeds: NaFlexEmbeds) -> Ready:
         """A contender's step."""
-        return timed(name, embeds, repeat(self.coord), self.x, self.upstream, cycle(self.tables))
+        return partial(ready, embeds, self.x, self.coord, self.upstream, cycle(self.tables))
 
     def results(self, embeds: NaFlexEmbeds) -> list[Tensor]:
         """What a contender adds, and the table's gradient, if there is a backward."""
@@ -96,17 +98,17 @@ class Work:
         return [added.detach(), *torch.autograd.grad(added, table, self.upstream)]
 
 
-def costs_of(step: Timed) -> Row:
+def costs_of(step: Ready) -> Row:
     """The peak of a step in bytes, its operators, and how often the host waits."""
-    argument = step.prepare()
+    work = step()
     with counting() as count:
-        step.run(argument)
+        work()
     costs = {name: count[name] for name in ("peak", "operators", "host_waits")}
     if torch.cuda.is_available():
-        argument = step.prepare()
+        work = step()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        step.run(argument)
+        work()
         costs["peak"] = torch.cuda.max_memory_allocated() - before
     return costs
 
@@ -121,11 +123,10 @@ def measure(
         steps = {}
         for name, method in methods().items():
             embeds[name] = work.embeds(method, stack)
-            steps[name] = work.step(name, embeds[name])
+            steps[name] = work.step(embeds[name])
         kind = str(dtype).removeprefix("torch.")
-        about = {"channels": channels}
-        race = Race("in_timm", workload, phase, batch, kind, tuple(steps.values()), about)
-        rows = time_race(race, budget, tiny=budget == 0)
+        facts = dict(workload=workload, phase=phase, batch=batch, dtype=kind, channels=channels)
+        rows = time_race(facts, steps, budget, tiny=budget == 0)
 
         wants = work.results(embeds[LOOP])
         for row in rows:
@@ -146,9 +147,7 @@ def main() -> None:
     parser.add_argument("--channels", type=positive, default=768, help="of a token (768)")
     kinds = ("float32", "bfloat16", "float16")
     parser.add_argument("--dtype", choices=kinds, default=kinds[0], help="of tokens (float32)")
-    parser.add_argument(
-        "--budget", type=float, default=2.0, help="seconds for each way in a race (2.0)"
-    )
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of each race (20.0)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     if args.json:
@@ -168,9 +167,7 @@ def main() -> None:
                 flush=True,
             )
     if args.json:
-        about = provenance(
-            "PYTHONPATH=lab/benchmarks uv run lab/timm/race.py --json lab/timm/race.json"
-        )
+        about = provenance("uv run lab/timm/race.py --json lab/timm/race.json")
         about["seconds"] = round(time.perf_counter() - start)
         args.json.write_text(to_json({**about, "rows": rows}))
 

@@ -3,23 +3,23 @@
 With --check nothing is written: it names the pages that differ from the result files, and that is
 an error.
 
-No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and
-`<!-- NAME: end -->` is made by the function NAME of SECTIONS. Below each table stand the date, the
-commit and the command of its figures.
+No figure is typed by hand, and no sentence stands in this code. What stands in a page between
+`<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the function NAME of SECTIONS; below each
+table stand the date, the commit and the command of its figures. Between `<!--NAME-->` and
+`<!--/-->` stands a number of a sentence, that of ``sections.numbers``.
 """
 
 import argparse
 import re
 import sys
 
-from page_parts import races, sections
-from page_parts.pictures import draw_drift, draw_graphs
-from page_parts.results import RESULTS, ROOT
+from lab.tools.page_parts import races, sections
+from lab.tools.page_parts.pictures import draw_drift, draw_graphs
+from lab.tools.page_parts.results import RESULTS, ROOT
 
 MADE = (
     sections.first_screen,
     sections.graphs,
-    sections.compiled,
     sections.rounding,
     sections.drift_peers,
     sections.agreement,
@@ -28,11 +28,15 @@ MADE = (
     sections.versions,
     races.speed,
     races.model,
+    races.calls,
+    races.way,
+    races.startup,
     races.counts,
     races.steps,
 )
 SECTIONS = {function.__name__: function for function in MADE}
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(\n?<!-- \2: end -->)", re.DOTALL)
+NUMBER = re.compile(r"(<!--(\w+)-->)[^<]*(?=<!--/-->)")
 PAGES = (
     ROOT / "README.md",
     RESULTS / "README.md",
@@ -43,7 +47,8 @@ PAGES = (
 
 def fill(text: str) -> str:
     """``text`` with what is between markers made anew."""
-    return MARKED.sub(lambda found: found[1] + SECTIONS[found[2]]() + "\n" + found[3].strip(), text)
+    text = MARKED.sub(lambda found: found[1] + SECTIONS[found[2]]() + "\n" + found[3].strip(), text)
+    return NUMBER.sub(lambda found: found[1] + sections.numbers()[found[2]], text)
 
 
 def main() -> int:

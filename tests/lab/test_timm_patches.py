@@ -8,16 +8,15 @@ import shutil
 import subprocess
 import sys
 
-import patched
 import pytest
-import race
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patched import copy_patched, load_embeds
 from torch._dynamo.utils import counters
 from torch.export import Dim
 
+from lab.timm import patched, race
+from lab.timm.patched import copy_patched, load_embeds
 from tests.support.checks import one_by_one, run
 from tests.support.oracles import BASE, OLD_TORCH, Case, cases, relative, seeded, stock
 from tests.support.running import ran

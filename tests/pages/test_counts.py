@@ -4,10 +4,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from costs import counting
-from counts import NARROW, TRACEABLE, count_race
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lab.benchmarks.costs import counting
+from lab.benchmarks.counts import NARROW, TRACEABLE, count_race
 from tests.support.running import ran
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -85,5 +85,5 @@ def test_what_a_training_step_costs():
 @ran("matmul")
 def test_counts_extended_from_few_channels_are_those_of_many(monkeypatch):
     extended = costs("diverse", 3, "train", channels=2 * NARROW[1])
-    monkeypatch.setattr("counts.NARROW", (NARROW[1], 2 * NARROW[1]))
+    monkeypatch.setattr("lab.benchmarks.counts.NARROW", (NARROW[1], 2 * NARROW[1]))
     assert costs("diverse", 3, "train", channels=2 * NARROW[1]) == extended

@@ -17,7 +17,7 @@ def links(text):
 
 
 def test_with_an_address_every_link_is_absolute():
-    from package_page import page
+    from lab.tools.package_page import page
 
     found = links(page(README, "https://host.example/us"))
     assert len(found) == len(links(README)) > 0
@@ -30,7 +30,7 @@ def test_with_an_address_every_link_is_absolute():
 
 
 def test_without_an_address_no_link_leads_into_the_repository():
-    from package_page import page
+    from lab.tools.package_page import page
 
     shown = page(README, "")
     assert not [link for link in links(shown) if not link.startswith("https://")]

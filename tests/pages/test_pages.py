@@ -3,20 +3,18 @@
 import json
 import re
 
-import measure
-import pages
-import pos_embed
 import pytest
-import torch
-from page_parts import races
 
+from lab.benchmarks import measure
+from lab.tools import pages
+from lab.tools.page_parts import races, sections
 from tests.support.measured import row
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Writes rows into a file of an empty folder of results."""
-    monkeypatch.setattr("page_parts.results.RESULTS", tmp_path / "lab" / "results")
+    monkeypatch.setattr("lab.tools.page_parts.results.RESULTS", tmp_path / "lab" / "results")
 
     def write(name, *rows, **about):
         path = tmp_path / "lab" / "results" / f"{name}.json"
@@ -39,25 +37,28 @@ def race(**changes):
     return [row(name, median_ms=ms, **changes) for name, ms in times.items()]
 
 
-def position():
-    return races.race_table("speed/*", (*races.STEP, "dtype"), races.FASTER)
-
-
 def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
-    _, _, *without_timm = race(batch=1)
-    results("speed/siglip", *race(), *without_timm)
-    table = position()
+    results("speed/diverse", *race(workload="diverse"), commit="def")
+    assert "measure.py speed/diverse speed/siglip" in races.speed()
+    results("speed/siglip", *race())
+    table = races.speed()
     heading = table.splitlines()[0]
     ratios = (
         r"x faster than timm's loop +\| x faster than timm's flag, bilinear +\| time / plain add"
     )
     assert re.search(ratios, heading)
-    assert re.search(r"siglip, train, 64, float32 +\| 50\.0 +\| 5\.00 +\| 2\.00 ", table)
-    # There is no ratio to a contender of another race.
-    assert re.search(r"siglip, train, 1, float32 +\| - +\| - +\| 2\.00 ", table)
+    assert re.search(r"siglip, train, 64 +\| 50\.0 +\| 5\.00 +\| 2\.00 ", table)
+    assert "commit def / abc; " in table
 
-    results("speed/others", *race(workload="single"), commit="def")
-    assert "commit def / abc; " in position()
+
+def test_what_was_not_measured_is_said_with_the_command(results):
+    assert races.calls() == "Not measured yet: `uv run lab/benchmarks/measure.py calls`."
+
+
+def test_a_number_of_a_sentence_is_filled_in(monkeypatch):
+    monkeypatch.setattr(sections, "numbers", lambda: {"share": "1.6", "images": "64"})
+    text = "At most <!--share-->0<!--/--> % of <!--images--><!--/-->."
+    assert pages.fill(text) == "At most <!--share-->1.6<!--/--> % of <!--images-->64<!--/-->."
 
 
 @pytest.mark.parametrize("option", ["--check", None])
@@ -82,21 +83,11 @@ def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monk
         assert pages.main() == 0  # nothing is left to write
 
 
-def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch):
-    facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", code_last_changed_in="abc")
-    monkeypatch.setattr(measure, "ROOT", tmp_path)
-    results("rope")
-    results("counts", code_last_changed_in="old")
-    assert not measure._is_old("rope", facts)
-    assert measure._is_old("counts", facts)
-    assert measure._is_old("graphs", facts)  # there is no result
-
-
 def test_each_result_file_has_a_command():
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
         by_others = name.startswith(("drift/", "recordings/", "versions/", "tests/"))
-        assert by_others or name in measure.MADE_HERE, name
+        assert by_others or name in measure.MEASURED, name
 
 
 def test_each_test_that_a_page_names_is_there():
@@ -113,10 +104,3 @@ def test_each_test_that_a_page_names_is_there():
             assert (pages.ROOT / path).exists(), f"{page.name}: {path}"
     assert len(named) > 5
     assert named <= there
-
-
-def test_unseen_batches_have_other_grids_every_time():
-    work = pos_embed.Unseen("unseen", None, 1024)
-    sizes = torch.cat([coord.amax(1) + 1 for coord in work.coordinates(50)])  # (batches * 50, 2)
-    assert len(sizes.unique(dim=0)) == len(sizes) > 2900
-    assert sizes.prod(1).max() <= 1024

@@ -3,11 +3,11 @@
 from contextlib import ExitStack
 from itertools import repeat
 
-import pos_embed
 import pytest
 import torch
-from pos_embed import LEARNED, SAMPLED, WORKLOADS
 
+from lab.benchmarks import pos_embed
+from lab.benchmarks.pos_embed import LEARNED, SAMPLED, WORKLOADS
 from tests.support.oracles import STOCK
 from tests.support.running import ran
 from timm_naflex_fast.commands.measure.bench.workloads import coordinates
@@ -17,8 +17,8 @@ from timm_naflex_fast.commands.measure.bench.workloads import coordinates
 def small():
     """Makes races on a small batch; what they switched on stays on until the test ends."""
     with ExitStack() as stack:
-        yield lambda phase, dtype, *names: pos_embed.race(
-            WORKLOADS["diverse"], 3, dtype, phase, names, stack, channels=4
+        yield lambda phase, *names: pos_embed.sides(
+            WORKLOADS["diverse"], 3, phase, names, stack, channels=4
         )
 
 
@@ -41,9 +41,9 @@ def test_a_training_steps_result_and_gradient_are_timms(name, timms, ours):
     x, upstream = torch.randn(2, *coord.shape[:2], 4)
     value = torch.randn(1, 32, 32, 4)
     want = x.clone().requires_grad_().clone()
-    with ran(*ours), pos_embed.ready(name, embeds):
-        contender = pos_embed.timed(name, embeds, repeat(coord), x, upstream, repeat(value))
-        contender.run(contender.prepare())
+    with ran(*ours), pos_embed.served(name, embeds):
+        step = pos_embed.ready(embeds, x, coord, upstream, repeat(value))
+        step()
     reference.pos_embed.data.copy_(value)
     STOCK[timms](reference, want, coord)
     want.backward(upstream)
@@ -56,16 +56,17 @@ def test_a_training_steps_result_and_gradient_are_timms(name, timms, ours):
 @ran("matmul")
 @pytest.mark.parametrize("phase", ["infer", "frozen", "train"])
 def test_the_table_changes_but_for_frozen_and_only_train_goes_backward(phase, small):
-    (contender,) = small(phase, "float32", "matmul").contenders
+    (ready,) = small(phase, "matmul").values()
     added = []
     gradients = []
     for _ in range(2):
-        x, coord = contender.prepare()
-        assert x.requires_grad == (phase == "train")
+        step = ready()
+        _, x, _, upstream = step.args
+        assert x.requires_grad == (phase == "train") == (upstream is not None)
         if phase == "train":
             x.register_hook(gradients.append)
         before = x.detach().clone()
-        contender.run((x, coord))
+        step()
         added.append(x.detach() - before)
     assert torch.allclose(*added, atol=1e-5) == (phase == "frozen")
     assert len(gradients) == (2 if phase == "train" else 0)

@@ -7,10 +7,10 @@ import doctest
 import re
 from pathlib import Path
 
-import pages
 import pytest
 
 import timm_naflex_fast
+from lab.tools import pages
 from timm_naflex_fast import functional
 from timm_naflex_fast.patching.calls import STOCK
 from timm_naflex_fast.pictures import patches_of

@@ -1,9 +1,8 @@
 """The pictures of the pages that show results: compiled graphs as SVG, the drift on the digits."""
 
+from lab.tools.page_parts.results import OURS, RESULTS, ROOT, read_one
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.plots import curves
-
-from .results import OURS, RESULTS, ROOT, read_one
 
 INK = {"graphs.svg": "#1f2328", "graphs_dark.svg": "#e6edf3"}  # on a light page, on a dark one
 BOX = 28

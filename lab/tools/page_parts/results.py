@@ -11,22 +11,20 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "lab" / "results"
 OURS = "matmul"
 PLAIN_ADD = "plain-add"
+MODELS = ("model/base", "model/small", "model/small_64")
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 
 Row = dict[str, Any]
 
 
-def read(pattern: str) -> list[Row]:
-    """The result files that exist, each with its name under "again"."""
-    records = []
-    for path in sorted(RESULTS.glob(f"{pattern}.json")):
-        name = str(path.relative_to(RESULTS).with_suffix(""))
-        records.append({**json.loads(path.read_text()), "again": name})
-    return records
+def read(name: str) -> list[Row]:
+    """A result file, in a list; an empty one where it is not there."""
+    path = RESULTS / f"{name}.json"
+    return [json.loads(path.read_text())] if path.exists() else []
 
 
 def read_one(name: str) -> Row:
-    """One result file."""
+    """A result file that is there."""
     (record,) = read(name)
     return record
 
@@ -38,6 +36,8 @@ def table(
 
     Each fact of the origin is said once where the files agree.
     """
+    if not abouts:
+        return f"Not measured yet: `{command}`."
     texts = [[str(value) for value in line] for line in lines]
     text = tabulate(texts, headings, tablefmt="github", disable_numparse=True)
     origin = []
@@ -48,6 +48,18 @@ def table(
     return f"{text}\n\n{machine}; torch {torch}, timm {timm}; {date}, commit {commit}; `{command}`."
 
 
-def measure_again(abouts: Sequence[Row]) -> str:
-    """The command that measures result files again."""
-    return f"uv run lab/benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
+def measured(headings: Sequence[str], lines: Iterable[Sequence[Any]], *names: str) -> str:
+    """A table of figures of measure.py, from the result files of these names."""
+    abouts = []
+    for name in names:
+        abouts += read(name)
+    return table(headings, lines, abouts, f"uv run lab/benchmarks/measure.py {' '.join(names)}")
+
+
+def rows_of(*names: str) -> list[Row]:
+    """The rows of these result files; none of a file that is not there."""
+    rows = []
+    for name in names:
+        for record in read(name):
+            rows += record["rows"]
+    return rows

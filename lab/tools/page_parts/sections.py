@@ -5,47 +5,65 @@ Each function with the name of a section makes what stands there.
 
 import json
 
+from lab.tools.page_parts.results import (
+    MODELS,
+    OURS,
+    ROOT,
+    Row,
+    measured,
+    read_one,
+    rows_of,
+    table,
+)
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.report import rows as drift_rows
-
-from .results import OURS, ROOT, Row, measure_again, read, read_one, table
 
 IN_TIMM = ROOT / "lab" / "timm"
 AGREEMENT_STAGES = ("patch_embedding", "position_embedding", "block_1", "norm", "pooled")
 
 
-def share_of_a_step() -> str:
-    """What a whole step can gain at most."""
+def numbers() -> dict[str, str]:
+    """The numbers that stand in sentences of the pages."""
     shares = []
     batches = []
-    for record in read("model/*"):
-        for row in record["rows"]:
-            shares.append(100 * row["about"]["embeds_share"][BASELINE])
-            batches.append(row["batch"])
-    return (
-        f"All of `model.embeds` takes {min(shares):.1f} to "
-        f"{max(shares):.1f} % of a step on a CPU "
-        f"([up to {max(batches)} images](lab/results/README.md#whole-models)), so steps gain little."
-    )
+    for row in rows_of(*MODELS):
+        shares.append(100 * row["about"]["embeds_share"][BASELINE])
+        batches.append(row["batch"])
+    compiled = {}
+    for row in rows_of("compiled"):
+        if row["phase"] == "train":
+            compiled[row["contender"]] = row
+    ours = compiled[OURS]
+    (exact,) = [row for row in rows_of("recordings/agreement") if f", {OURS} of" in row["who"]]
+    photos = read_one("drift/photos/report")["made"]
+    return {
+        "least_share": f"{min(shares):.1f}",
+        "most_share": f"{max(shares):.1f}",
+        "most_images": str(max(batches)),
+        "from_big_vision": f"{exact['stages']['pooled']:.1e}",
+        "photos_date": photos["date"],
+        "photos_commit": photos["commit"],
+        "first_steps": str(ours["first steps"]),
+        "first_steps_s": f"{ours['first steps, s']:.0f}",
+        "first_steps_s_timm": f"{compiled[BASELINE]['first steps, s']:.0f}",
+        "compiled_faster": f"{ours['times_faster']:.2f}",
+        "compiled_ms": milliseconds(ours),
+        "compiled_ms_timm": milliseconds(compiled[BASELINE]),
+    }
 
 
-def distance_from_big_vision() -> str:
-    """How far the default mode is from the code that trained SigLIP-2."""
-    rows = read_one("recordings/agreement")["rows"]
-    (ours,) = [row for row in rows if f", {OURS} of" in row["who"]]
-    return (
-        "\n\nFrom the same pixels, the output is that of big_vision (SigLIP-2's own code) "
-        f"to {ours['stages']['pooled']:.1e} of its largest value "
-        "([random weights](lab/results/README.md#who-agrees-with-big_vision))."
-    )
+def milliseconds(row: Row) -> str:
+    """The range of the medians of several processes."""
+    if "lowest_ms" not in row:
+        return "one process"
+    return f"{row['lowest_ms']:.0f} to {row['highest_ms']:.0f} ms"
 
 
 def first_screen() -> str:
     """What decides whether to install it: the distance from timm's embeddings, graphs, export."""
-    record = read_one("graphs")
     report = read_one("drift/photos/report")
     rows = {}
-    for row in record["rows"]:
+    for row in rows_of("graphs"):
         if row["library"] == "timm":
             rows[row["contender"], row["way"]] = row
 
@@ -61,26 +79,11 @@ def first_screen() -> str:
         compiled = rows[contender, "compile, four lengths"]
         works = graphs_text(rows[contender, "export"])
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
-        if not moved:
-            embeddings = "reference"
-        elif moved > 1e-4:
-            embeddings = f"off by {moved:.1f} % (photos)"
-        else:
-            embeddings = "equal but for rounding"
-        lines.append([name, embeddings, compiled["graphs"], compiled["breaks"], works])
+        lines.append([name, f"{moved:.2g} %", compiled["graphs"], compiled["breaks"], works])
 
-    headings = ["", "embedded tokens"]  # the second stands within 400 pixels
+    headings = ["", "tokens off by"]  # the second stands within 400 pixels
     headings += ["compiled graphs", "breaks", "export"]
-    shown = table(headings, lines, [record], measure_again([record]))
-    photos = report["made"]
-    origin = (
-        "Tokens with their position embeddings: "
-        "[photos](lab/results/drift/photos/report.html), random weights, "
-        f"{photos['date']}, commit {photos['commit']}."
-    )
-    counted = "Graphs: 20 training batches of 4 lengths."
-    said = f"{origin} {counted} {share_of_a_step()}{distance_from_big_vision()}"
-    return f"{shown}\n\n{said}"
+    return measured(headings, lines, "graphs")
 
 
 def graphs_text(row: Row) -> str:
@@ -94,40 +97,22 @@ def graphs_text(row: Row) -> str:
 
 def graphs() -> str:
     """What the compiler makes of each mode."""
-    record = read_one("graphs")
     modes: dict[tuple[str, str], dict[str, str]] = {}
-    for row in record["rows"]:
+    for row in rows_of("graphs"):
         ways = modes.setdefault((row["library"], f"`{row['contender']}`"), {})
         ways[row["way"]] = graphs_text(row)
     lines = [[*mode, *ways.values()] for mode, ways in modes.items()]
-    headings = ["model", "mode", *ways]
-    return table(headings, lines, [record], measure_again([record]))
-
-
-def compiled() -> str:
-    """What TorchInductor takes to compile a model in training, and what its steps gain."""
-    rows = {}
-    for row in read_one("compiled")["rows"]:
-        if row["phase"] == "train":
-            rows[row["contender"]] = row
-    ours = rows[OURS]
-    return (
-        "[With TorchInductor](../lab/results/compiled.json), a small model (four blocks of 192 "
-        f"channels): the first {ours['first steps']} training steps\ntake {ours['first steps, s']:.0f} s "
-        f"(timm: {rows[BASELINE]['first steps, s']:.0f} s); later ones are "
-        f"{ours['times_faster']:.2f} times as fast."
-    )
+    return measured(["model", "mode", *ways], lines, "graphs")
 
 
 def rounding() -> str:
     """How far Siglip2's position embeddings are off in transformers, and in ours."""
-    (record,) = read("rounding")
     lines = []
-    for row in record["rows"]:
+    for row in rows_of("rounding"):
         off = [f"{row[how]:.1e}" for how in ("float32", "autocast")]
         lines.append([f"`{row['contender']}`", *off])
     headings = ["Siglip2's position embeddings are off by", "float32", "bf16 autocast"]
-    return table(headings, lines, [record], measure_again([record]))
+    return measured(headings, lines, "rounding")
 
 
 def drift_peers() -> str:
@@ -155,7 +140,7 @@ def agreement() -> str:
             reasons.append(f"- {row['who']}: {'; '.join(row['reason'])}.")
     headings = ["who", *AGREEMENT_STAGES, "parts at"]
     text = table(headings, lines, [record], record["command"])
-    return "\n".join(["Where they part, and why:", *reasons, "", text])
+    return "\n".join([*reasons, "", text])
 
 
 def ten_lines() -> str:
@@ -182,7 +167,7 @@ def in_timm() -> str:
             figures.setdefault("waits", []).append(str(row["host_waits"]))
     shown = [[name, *map("/".join, figures.values())] for name, figures in lines.items()]
     headings = ["siglip/diverse/radio", *figures]
-    again = "PYTHONPATH=lab/benchmarks uv run lab/timm/race.py --json lab/timm/race.json"
+    again = "uv run lab/timm/race.py --json lab/timm/race.json"
     return table(headings, shown, [record], again)
 
 

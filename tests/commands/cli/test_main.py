@@ -110,10 +110,10 @@ SPELLINGS = [
     "info --debug",
     f"drift {MODEL} --images DIR --max-seq-len 9 --batch-size 2 --modes stock grid_sample "
     "--dtype bfloat16 --interpolation lanczos --json - --out DIR --debug",
-    "drift --random-weights --contenders timm-flag-bicubic matmul",
+    "drift --random-weights --modes timm-flag-bicubic matmul",
     f"bench {MODEL} --max-seq-len 9 12 --batch-size 2 --dtype float16 --phase train infer --modes "
     "stock matmul --device cuda --compile --json FILE",
-    "bench --random-weights --contenders interpolate_cached",
+    "bench --random-weights --modes interpolate_cached",
     "run --mode grid-sample --strict --library timm --library transformers train.py --mode x -- -m",
     "run -m package.tool --lr 1",
     "run --module package.tool",

@@ -1,6 +1,7 @@
 """``naflex-fast bench``: its options, and the way from races to tables and files."""
 
 import argparse
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,7 @@ from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments
 from ..measure.output import positive, provenance
-from .checks import check_model_options, load_as_chosen
+from .checks import announce, check_model_options
 
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
@@ -47,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--modes",
-        "--contenders",  # the name of before
         nargs="+",
         metavar="NAME",
         choices=MODES,
@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--compile",
         action="store_true",
-        help="count the graphs that torch.compile makes of the model, and time them",
+        help="count the graphs that torch.compile makes of the model, and time them, in five new "
+        "processes for each mode, in turns",
     )
     add(
         "--json",
@@ -75,24 +76,29 @@ def bench(options: argparse.Namespace) -> int:
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    options.random_weights = not options.checkpoint
-    model, _ = load_as_chosen(options)
-    model.to(options.device)
+    announce(f"loading {options.model} ...")
     from ..measure.bench import model as whole
 
+    load = partial(
+        whole.load_on,
+        options.device,
+        options.model,
+        options.checkpoint,
+        random_weights=not options.checkpoint,
+        **dict(options.model_kwargs),
+    )
     # A compiled model meets all lengths in turn, an eager one has a race for each.
-    race = whole.race_eager
-    together = [[length] for length in options.max_seq_len]
     if options.compile:
-        race = whole.race_compiled
+        race = partial(whole.race_compiled, load, options.modes)
         together = [options.max_seq_len]
+    else:
+        race = partial(whole.race_eager, load(), options.modes)
+        together = [[length] for length in options.max_seq_len]
     rows: list[dict[str, Any]] = []
     # Whatever stops a race, the rows of those before it are kept.
     options.figures.update(provenance(options.command), rows=rows)
     for lengths, phase in product(together, options.phase):
-        step = whole.make_step(model, options.dtype, phase)
-        batches = whole.random_batches(model, lengths, options.batch_size)
-        found = race(model, step, batches, options.modes)
+        found = race(lengths=lengths, images=options.batch_size, dtype=options.dtype, phase=phase)
         facts = {
             "model": options.model,
             "workload": " ".join(f"siglip-{length}" for length in lengths),

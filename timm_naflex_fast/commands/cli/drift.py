@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive, default=16, help="images per batch (16)")
     add(
         "--modes",
-        "--contenders",  # the name of before
         nargs="+",
         metavar="NAME",
         choices=CONTENDERS,

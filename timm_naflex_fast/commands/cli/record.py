@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mode",
-        "--contender",  # the name of before
         choices=CONTENDERS,
         default=BASELINE,
         help=f"with --library timm: what resamples its table ({BASELINE})",

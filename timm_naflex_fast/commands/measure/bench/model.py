@@ -11,77 +11,81 @@ than float32 runs under autocast.
 
 import math
 import random
-import statistics
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark.utils.timer import timer as now
 
 from ....patching.install import enable
 from ..contenders import BASELINE
-from ..output import progress
+from ..models import load_model
+from ..racing import Figures, in_new_processes, now, over_processes, race
 from .workloads import Grid, coordinates, siglip_grids
 
 BACKEND = "inductor"
 ROUNDS = 10
-QUARTILES = ("first_quartile_ms", "median_ms", "third_quartile_ms")
 Batch = dict[str, Tensor]
-Figures = dict[str, float]
 Step = Callable[[Any, Batch], None]  # see ``make_step``
 
 
-def race_eager(
-    model: Any, step: Step, batches: Sequence[Batch], modes: Sequence[str]
-) -> dict[str, Figures]:
-    """Time ``ROUNDS`` steps in each mode, all on the first batch.
+def race_eager(model: Any, modes: Sequence[str], **work: Any) -> dict[str, Figures]:
+    """Time ``ROUNDS`` steps in each mode, on one batch; ``work`` as in :func:`time_compiled`."""
+    step = make_step(model, work["dtype"], work["phase"])
+    batch = random_batches(model, work["lengths"], work["images"])[0]
 
-    The modes take turns, so that a slow spell of the machine falls on all of them. One round before
-    does not count.
-    """
-    times: dict[str, list[float]] = {mode: [] for mode in modes}
-    for _ in progress("timing", range(ROUNDS + 1)):
-        for mode in times:
-            with chosen(mode, model):
-                start = now()
-                step(model, batches[0])
-                times[mode].append(now() - start)
-    return {mode: quartiles(seconds[1:]) for mode, seconds in times.items()}
+    with ExitStack() as stack:
+
+        def ready(mode: str) -> Callable[[], None]:
+            stack.close()  # ends the mode before
+            stack.enter_context(chosen(mode, model))
+            return partial(step, model, batch)
+
+        return race({mode: partial(ready, mode) for mode in modes}, ROUNDS)
 
 
-def race_compiled(
-    model: Any, step: Step, batches: Sequence[Batch], modes: Sequence[str]
-) -> dict[str, Figures]:
-    """Time the model as ``torch.compile`` makes it in each mode, and count its graphs.
+def race_compiled(load: Callable[[], Any], modes: Sequence[str], **work: Any) -> dict[str, Figures]:
+    """Time the model that ``load`` returns as compiled in each mode, in processes of their own."""
+    sides = {}
+    for mode in modes:
+        sides[mode] = partial(time_compiled, load, mode, backend=BACKEND, **work)
+    found = in_new_processes(sides)
+    return {mode: over_processes(runs) for mode, runs in found.items()}
+
+
+def time_compiled(
+    load: Callable[[], Any],
+    mode: str,
+    *,
+    dtype: str,
+    phase: str,
+    lengths: Sequence[int],
+    images: int,
+    backend: str,
+) -> Figures:
+    """Time a model as ``torch.compile`` makes it in a mode, and count its graphs.
 
     On the first half of the batches it is compiled. The later steps are timed in ``ROUNDS`` rounds,
     each of which counts as the mean of its steps.
     """
     from torch._inductor.utils import fresh_inductor_cache
 
-    found = {}
-    for mode in progress("compiling", modes):
-        # What an earlier run has compiled would hide what compiling costs.
-        with chosen(mode, model), fresh_inductor_cache():
-            counts, seconds = count_graphs(model, batches, step, backend=BACKEND)
-        first, later = torch.tensor(seconds).chunk(2)
-        found[mode] = {
-            **quartiles(later.view(ROUNDS, -1).mean(1).tolist()),
-            **counts,
-            "first steps": len(first),
-            "first steps, s": round(first.sum().item(), 2),
-        }
-    return found
-
-
-def quartiles(seconds: Sequence[float]) -> Figures:
-    """The median of some times, and between which half of them lie."""
-    cuts = statistics.quantiles(seconds, n=4, method="inclusive")
-    return {name: 1e3 * cut for name, cut in zip(QUARTILES, cuts)}
+    model = load()
+    step = make_step(model, dtype, phase)
+    batches = random_batches(model, lengths, images)
+    # What an earlier run has compiled would hide what compiling costs.
+    with chosen(mode, model), fresh_inductor_cache():
+        counts, seconds = count_graphs(model, batches, step, backend=backend)
+    first, later = torch.tensor(seconds).chunk(2)
+    return {
+        "median_ms": 1e3 * later.view(ROUNDS, -1).mean(1).median().item(),
+        **counts,
+        "first steps": len(first),
+        "first steps, s": round(first.sum().item(), 2),
+    }
 
 
 def count_graphs(
@@ -117,6 +121,12 @@ def count_graphs(
         "breaks": sum(counters["graph_break"].values()),
         "graphs after the first batch": graphs[-1] - graphs[0],
     }, seconds
+
+
+def load_on(device: str, *names: Any, **options: Any) -> Any:
+    """The model of :func:`load_model`, on a device."""
+    model, _ = load_model(*names, **options)
+    return model.to(device)
 
 
 def chosen(mode: Any, model: Any) -> AbstractContextManager[Any]:

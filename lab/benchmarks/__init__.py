@@ -1,0 +1,1 @@
+"""What is timed and counted for the pages; measure.py is the command."""

@@ -1,0 +1,178 @@
+"""What one call of the position embedding takes, and what the command takes to start."""
+
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import timm_naflex_fast
+from lab.benchmarks.pos_embed import Workload, activation, call, served
+from lab.benchmarks.rows import Row
+from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates, siglip_grids
+from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.commands.measure.racing import in_new_processes, race
+from timm_naflex_fast.pos_embed import kept
+
+NAMES = (BASELINE, "matmul", "interpolate_cached")
+PACKAGE = str(Path(timm_naflex_fast.__file__).parent)
+ROUNDS = 12
+STARTS = 11
+NEW = [(h, w) for h in range(5, 25) for w in range(5, 25) if h != w and h * w <= 400]
+FIVE = [(12, 21), (16, 16), (21, 12), (9, 28), (14, 18)]
+SMALL = Workload("16x16 table", siglip_grids(256), (16, 16))
+LARGE = Workload(
+    "64x64 table, not antialiased",
+    siglip_grids(256),
+    (64, 64),
+    options={"pos_embed_antialias": False},
+)
+
+
+class Case(NamedTuple):
+    """Calls of one kind, each with one image.
+
+    Attributes:
+        what: its name in the table.
+        grids: of the images; those of ``NEW`` come for the first time.
+        table: what is resampled.
+        channels: of the table.
+        trains: whether a call goes backward, too; otherwise the table is frozen.
+    """
+
+    what: str
+    grids: Sequence[Grid] = NEW
+    table: Workload = SMALL
+    channels: int = 768
+    trains: bool = False
+
+
+CASES = (
+    Case("new grid, 16x16 table, C=192", channels=192),
+    Case("new grid, 16x16 table, C=768"),
+    Case("new grid, 64x64 table, not antialiased, C=192", table=LARGE, channels=192),
+    Case("frozen, 16x16 table, C=768", [(12, 21)] * 50),
+    Case("frozen, the table's own grid, C=768", [(16, 16)] * 50),
+    Case("train, the table's own grid, C=768", [(16, 16)] * 25, trains=True),
+)
+
+
+def time_case(case: Case, rounds: int) -> dict[str, float]:
+    """Milliseconds of each contender for all calls of a case."""
+    kept.clear_all()
+    batches = []
+    for grid in case.grids:
+        coord = coordinates([grid])
+        batches.append((torch.zeros(1, coord.shape[1], case.channels), coord))
+
+    def ready(embeds: Any) -> Callable[[], None]:
+        if case.grids is NEW:
+            kept.clear_all()
+        calls: list[Callable[[], None]] = []
+        for x, coord in batches:
+            upstream = None
+            if case.trains:
+                upstream = x
+                x = activation(x)
+            calls.append(partial(call, embeds, x, coord, upstream))
+        return partial(_all_of, calls)
+
+    sides = {}
+    with ExitStack() as stack:
+        for name in NAMES:
+            embeds = case.table.embeds(case.channels).requires_grad_(case.trains)
+            stack.enter_context(served(name, embeds))
+            sides[name] = partial(ready, embeds)
+        found = race(sides, rounds)
+    return {name: figures["median_ms"] for name, figures in found.items()}
+
+
+def _all_of(calls: Sequence[Callable[[], None]]) -> None:
+    for each in calls:
+        each()
+
+
+def time_cases(rounds: int) -> list[dict[str, float]]:
+    """Of each case the milliseconds of each contender."""
+    return [time_case(case, rounds) for case in CASES]
+
+
+def calls(tiny: bool) -> Iterator[list[Row]]:
+    """Microseconds of a call, with one image: the contenders in turns, in each of five processes.
+
+    "times_faster" is timm's time over the contender's, the median of the processes; "least" and
+    "most" are its range.
+    """
+    rounds = ROUNDS
+    if tiny:
+        rounds = 2
+    (processes,) = in_new_processes({"calls": partial(time_cases, rounds)}).values()
+    for case, times in zip(CASES, zip(*processes)):
+        rows = []
+        for name in NAMES:
+            ratios = [time[BASELINE] / time[name] for time in times]
+            row = dict(
+                what=case.what,
+                contender=name,
+                us=1e3 * statistics.median(time[name] for time in times) / len(case.grids),
+                times_faster=statistics.median(ratios),
+                least=min(ratios),
+                most=max(ratios),
+            )
+            rows.append(row)
+        yield rows
+
+
+def entered(work: Callable[[], Any]) -> dict[str, int]:
+    """How many code objects of the package a call enters (generators count), in how many files."""
+    found = set()
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.add(frame.f_code)
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return {"code objects": len(found), "files": len({code.co_filename for code in found})}
+
+
+def way(tiny: bool) -> Iterator[list[Row]]:
+    """What a call enters, by timm's own method: of one image with a frozen table, kept before; and
+    forward and backward in training, of five grids that came before."""
+    rows = []
+    for phase, grids in (("frozen", FIVE[:1]), ("train", FIVE)):
+        kept.clear_all()
+        coord = coordinates(grids)
+        x = torch.zeros(*coord.shape[:2], 768)
+        upstream: Tensor | None = None
+        if phase == "train":
+            upstream = x
+        embeds = SMALL.embeds(768).requires_grad_(phase == "train")
+        with timm_naflex_fast.enable():
+            for _ in range(4):
+                tokens = x if upstream is None else activation(x)
+                found = entered(partial(call, embeds, tokens, coord, upstream))
+        rows.append({"phase": phase, "grids": len(grids), **found})
+    yield rows
+
+
+def startup(tiny: bool) -> Iterator[list[Row]]:
+    """CPU time of ``naflex-fast --version``, the median of eleven starts."""
+    command = [str(Path(sys.executable).with_name("naflex-fast")), "--version"]
+    times = []
+    for _ in range(STARTS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    yield [{"what": "naflex-fast --version", "cpu_ms": 1e3 * statistics.median(times)}]

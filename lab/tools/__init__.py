@@ -1,0 +1,1 @@
+"""What writes the pages, and what a release is checked with."""

@@ -1,0 +1,46 @@
+"""The races of lab/benchmarks: who is timed against whom, and what a call is said to enter."""
+
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from lab.benchmarks import calls, races, whole_models
+from tests.support.running import ran
+from timm_naflex_fast import status
+
+
+@pytest.mark.parametrize("phase", ["train", "first", "frozen"])
+def test_in_the_race_of_patch_kernels_ours_is_timed_against_timms(phase):
+    with ExitStack() as stack:
+        sides = races._patch_sides((16, 16), (8, 8), "conv", phase, 2, stack)
+        for name, ready in sides.items():
+            step = ready()  # held: it keeps the module and its choice
+            step()
+            has_run = ("patch_embed", "matmul") in status().calls
+            assert has_run == (name == "matmul")
+
+
+@ran("matmul")
+def test_the_embeddings_are_a_share_of_each_step():
+    model = "naflexvit_base_patch16_gap"
+    work = dict(model=model, names=["siglip"], batch=1, rounds=2, budget=0)
+    train, infer = whole_models.races(True, **work)
+    assert [row["contender"] for row in train] == ["stock", "matmul"]
+    for row in (*train, *infer):
+        assert 0 < row["about"]["embeds_share"][row["contender"]] < 1
+
+
+@ran("matmul", "interpolate_cached")
+@pytest.mark.parametrize("case", calls.CASES, ids=lambda case: case.what)
+def test_each_kind_of_call_is_timed_in_timms_way_and_in_ours(case):
+    few = case._replace(channels=4)
+    times = calls.time_case(few, 2)
+    assert [*times] == ["stock", "matmul", "interpolate_cached"]
+    assert min(times.values()) > 0
+
+
+def test_what_a_call_enters_is_counted_in_this_package_alone():
+    assert calls.entered(partial(sorted, [3, 1])) == {"code objects": 0, "files": 0}
+    status()
+    assert calls.entered(status)["files"] > 0
