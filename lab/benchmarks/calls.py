@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import timm_naflex_fast
+from lab.benchmarks import rows
 from lab.benchmarks.pos_embed import Workload, activation, call, served
 from lab.benchmarks.rows import Row
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates, siglip_grids
@@ -104,18 +105,16 @@ def time_cases(rounds: int) -> list[dict[str, float]]:
     return [time_case(case, rounds) for case in CASES]
 
 
-def calls(tiny: bool) -> Iterator[list[Row]]:
+def calls() -> Iterator[list[Row]]:
     """Microseconds of a call, with one image: the contenders in turns, in each of five processes.
 
     "times_faster" is timm's time over the contender's, the median of the processes; "least" and
     "most" are its range.
     """
-    rounds = ROUNDS
-    if tiny:
-        rounds = 2
+    rounds = min(ROUNDS, rows.ROUNDS)
     (processes,) = in_new_processes({"calls": partial(time_cases, rounds)}).values()
     for case, times in zip(CASES, zip(*processes)):
-        rows = []
+        found = []
         for name in NAMES:
             ratios = [time[BASELINE] / time[name] for time in times]
             row = dict(
@@ -126,8 +125,8 @@ def calls(tiny: bool) -> Iterator[list[Row]]:
                 least=min(ratios),
                 most=max(ratios),
             )
-            rows.append(row)
-        yield rows
+            found.append(row)
+        yield found
 
 
 def entered(work: Callable[[], Any]) -> dict[str, int]:
@@ -146,10 +145,10 @@ def entered(work: Callable[[], Any]) -> dict[str, int]:
     return {"code objects": len(found), "files": len({code.co_filename for code in found})}
 
 
-def way(tiny: bool) -> Iterator[list[Row]]:
+def way() -> Iterator[list[Row]]:
     """What a call enters, by timm's own method: of one image with a frozen table, kept before; and
     forward and backward in training, of five grids that came before."""
-    rows = []
+    counted = []
     for phase, grids in (("frozen", FIVE[:1]), ("train", FIVE)):
         kept.clear_all()
         coord = coordinates(grids)
@@ -162,11 +161,11 @@ def way(tiny: bool) -> Iterator[list[Row]]:
             for _ in range(4):
                 tokens = x if upstream is None else activation(x)
                 found = entered(partial(call, embeds, tokens, coord, upstream))
-        rows.append({"phase": phase, "grids": len(grids), **found})
-    yield rows
+        counted.append({"phase": phase, "grids": len(grids), **found})
+    yield counted
 
 
-def startup(tiny: bool) -> Iterator[list[Row]]:
+def startup() -> Iterator[list[Row]]:
     """CPU time of ``naflex-fast --version``, the median of eleven starts."""
     command = [str(Path(sys.executable).with_name("naflex-fast")), "--version"]
     times = []

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab.benchmarks.costs import counting
-from lab.benchmarks.pos_embed import PLAIN_ADD, SHOWN, WORKLOADS, sides
+from lab.benchmarks.pos_embed import BATCH, PLAIN_ADD, SHOWN, WORKLOADS, sides
 from lab.benchmarks.rows import Row
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.bench import model as whole
@@ -20,7 +20,6 @@ from timm_naflex_fast.commands.measure.bench.workloads import coordinates, sigli
 
 TRACEABLE = "matmul, traceable"
 CONTENDERS = ("stock", "timm-flag-bilinear", "matmul", TRACEABLE, PLAIN_ADD)
-NARROW = (16, 32)  # channels; with fewer, a token is no larger than its coordinates
 BATCHES = 20
 IMAGES = 8  # of a batch
 DEPTH = 2
@@ -39,13 +38,13 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> dict[str, int]:
-    """The cost of one step of a contender. It has run before, so its caches are full."""
+def count_step(name: str, workload: str, batch: int, channels: int) -> dict[str, int]:
+    """The cost of one training step of a contender, which has run before: its caches are full."""
     with ExitStack() as stack:
         if name == TRACEABLE:
             stack.enter_context(FakeTensorMode())
         strategy = name.split(",")[0]
-        made = sides(WORKLOADS[workload], batch, phase, [strategy], stack, channels)
+        made = sides(WORKLOADS[workload], batch, "train", [strategy], stack, channels)
         (ready,) = made.values()
         if name != "stock":  # which caches nothing, and takes long
             work = ready()
@@ -56,58 +55,28 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
     return count
 
 
-def count_contender(
-    name: str, workload: str, batch: int, phase: str, channels: int
-) -> dict[str, int]:
-    """The cost of one step at ``channels``: on numbers, on the line through two small widths."""
-    if name == TRACEABLE:
-        return count_step(name, workload, batch, phase, channels)
-    low, high = NARROW
-    small = count_step(name, workload, batch, phase, low)
-    large = count_step(name, workload, batch, phase, high)
-    counts = {}
-    for key in small:
-        by_channels = large[key] - small[key]  # for high - low channels
-        counts[key] = small[key] + by_channels * (channels - low) // (high - low)
-    return counts
-
-
 def count_race(
-    workload: str, batch: int, phase: str, names: Sequence[str] = CONTENDERS, channels: int = 768
+    workload: str, batch: int, names: Sequence[str] = CONTENDERS, channels: int = 768
 ) -> list[Row]:
-    """A row per contender: what the race is, and its counts at ``channels``."""
-    grids = WORKLOADS[workload].grids(batch)
-    about = dict(
-        workload=workload,
-        phase=phase,
-        batch=batch,
-        dtype="float32",
-        channels=channels,
-        tokens=sum(h * w for h, w in grids),
-        grids=len(set(grids)),
-    )
+    """A row per contender: what the race is, and its counts."""
+    tokens = sum(h * w for h, w in WORKLOADS[workload].grids(batch))
+    facts = dict(workload=workload, phase="train", batch=batch, tokens=tokens)
     rows = []
     for name in names:
-        counts = count_contender(name, workload, batch, phase, channels)
-        rows.append({**about, "contender": name, **counts})
+        counted = count_step(name, workload, batch, channels)
+        rows.append({**facts, "contender": name, **counted})
     return rows
 
 
-def counts(tiny: bool) -> Iterator[list[Row]]:
-    """What one step of the position embedding would cost on a GPU: see costs.py.
+def counts() -> Iterator[list[Row]]:
+    """What one training step of the position embedding would cost on a GPU: see costs.py.
 
-    timm's code and ``eager`` read coordinates, and so run on numbers. The traceable form, which
-    graphs hold and CUDA graphs capture, reads none: it runs on PyTorch's fake tensors, which have
-    no numbers.
-
-    The operators do not depend on the number of channels, so bytes are linear in it: a step on
-    numbers is counted at two small widths and extended to 768, one on fake tensors at 768.
+    timm's code and our eager code read coordinates, and so run on numbers. The traceable form,
+    which graphs hold and CUDA graphs capture, reads none: it runs on PyTorch's fake tensors, which
+    have no numbers.
     """
-    batch = 512
-    if tiny:
-        batch = 2
     for workload in SHOWN:
-        yield count_race(workload, batch, "train")
+        yield count_race(workload, BATCH)
 
 
 def make(library: str, sampled: bool) -> torch.nn.Module:
@@ -192,7 +161,7 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
 
 
-def rounding(tiny: bool) -> Iterator[list[Row]]:
+def rounding() -> Iterator[list[Row]]:
     """A row for each contender: how far Siglip2's position embeddings are off, with and without
     autocast.
 
@@ -207,10 +176,7 @@ def rounding(tiny: bool) -> Iterator[list[Row]]:
     for parameter in embeddings.patch_embedding.parameters():
         torch.nn.init.zeros_(parameter)
     table = torch.nn.init.normal_(embeddings.position_embedding.weight)
-    images = 64
-    if tiny:
-        images = 2
-    grids = WORKLOADS["siglip"].grids(images)
+    grids = WORKLOADS["siglip"].grids(BATCH)
     patches = torch.zeros(len(grids), 256, 768)
     contender: Any
     for contender in LIBRARIES["transformers"]:
@@ -238,7 +204,7 @@ def _difference_from_float64(got: torch.Tensor, table: torch.Tensor, grids: Any)
     return largest
 
 
-def graphs(tiny: bool) -> Iterator[list[Row]]:
+def graphs() -> Iterator[list[Row]]:
     """A row for each library, way and contender; the error's first line where it fails.
 
     20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower
@@ -246,10 +212,7 @@ def graphs(tiny: bool) -> Iterator[list[Row]]:
     later batch made necessary. In export the batch and the number of tokens are dynamic; what the
     program computes, the tests compare.
     """
-    cases = [*product(LIBRARIES, WAYS)]
-    if tiny:
-        cases = [("timm", "export")]
-    for library, way in cases:
+    for library, way in product(LIBRARIES, WAYS):
         for contender in LIBRARIES[library]:
             try:
                 result = count_graphs(library, contender, way)

@@ -3,7 +3,7 @@ lab/tools/pages.py.
 
 uv run lab/benchmarks/measure.py                          # everything, about an hour
 uv run lab/benchmarks/measure.py speed/siglip counts      # these files
-uv run lab/benchmarks/measure.py --tiny                   # does every command work? Tiny sizes, nothing is kept
+uv run lab/benchmarks/measure.py --quick                  # does it all work? Two rounds, nothing is kept
 
 Nothing else may run beside it: on a busy machine it does not start.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from lab.benchmarks import calls, counts, pos_embed, races, whole_models
+from lab.benchmarks import calls, counts, pos_embed, races, rows, whole_models
 from timm_naflex_fast.commands.measure import racing
 from timm_naflex_fast.commands.measure.output import provenance, to_json
 
@@ -28,11 +28,11 @@ SMALL = "vit_small_patch16_224"
 BASE = "naflexvit_base_patch16_siglip"
 # Options of ``whole_models.races``; a training step of 64 images holds about 8 GB.
 MODELS: dict[str, dict[str, Any]] = {
-    "model/small": dict(model=SMALL, names=["siglip", "diverse"], batch=8, rounds=10, budget=120),
-    "model/small_64": dict(model=SMALL, names=["siglip"], batch=64, rounds=10, budget=600),
-    "model/base": dict(model=BASE, names=["siglip"], batch=8, rounds=8, budget=200),
+    "model/small": dict(model=SMALL, names=["siglip", "diverse"], batch=8, budget=60),
+    "model/small_64": dict(model=SMALL, names=["siglip"], batch=64, budget=300),
+    "model/base": dict(model=BASE, names=["siglip"], batch=8, budget=150),
 }
-# Functions that yield the rows of race after race; given True, tiny ones.
+# Functions that yield the rows of race after race.
 MEASURED: dict[str, Any] = {
     name: partial(whole_models.races, **options) for name, options in MODELS.items()
 }
@@ -54,18 +54,18 @@ for function in (
     MEASURED[function.__name__] = function
 
 
-def measure(name: str, tiny: bool) -> dict[str, Any]:
+def measure(name: str) -> dict[str, Any]:
     """What a result file holds; each race is printed when it has ended."""
     start = time.monotonic()
-    rows = []
-    for race in MEASURED[name](tiny):
+    found = []
+    for race in MEASURED[name]():
         shown = []
         for row in race:
             shown.append({key: value for key, value in row.items() if not isinstance(value, dict)})
         print(tabulate(shown, "keys", intfmt=","), flush=True)
-        rows += race
+        found += race
     about = provenance(f"uv run lab/benchmarks/measure.py {name}")
-    return {**about, "seconds": round(time.monotonic() - start), "rows": rows}
+    return {**about, "seconds": round(time.monotonic() - start), "rows": found}
 
 
 def main() -> None:
@@ -75,17 +75,18 @@ def main() -> None:
     )
     help = f"of {', '.join(MEASURED)} (all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=help, default=[*MEASURED])
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    if options.tiny:
+    if options.quick:
+        rows.ROUNDS = 2
         racing.PROCESSES = 1
     elif load > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in options.names:
         print(f"== {name}", flush=True)
-        record = measure(name, options.tiny)
-        if not options.tiny:
+        record = measure(name)
+        if not options.quick:
             file = RESULTS / f"{name}.json"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(to_json(record), encoding="utf-8")

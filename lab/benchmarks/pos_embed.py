@@ -36,6 +36,7 @@ OWN = dict(vars(NaFlexEmbeds))  # timm's methods, before any is replaced
 PLAIN_ADD = "plain-add"
 """Adds ready numbers to the tokens: it shows what touching the memory costs."""
 
+BATCH = 64
 PHASES = ("infer", "frozen", "train")
 NAMES = (BASELINE, "timm-flag-bilinear", "matmul", PLAIN_ADD)
 
@@ -194,15 +195,10 @@ def sides(
     return made
 
 
-def races(tiny: bool, *, name: str) -> Iterator[list[Row]]:
+def races(name: str) -> Iterator[list[Row]]:
     """Rows of the races of a workload, of 64 images in each phase."""
-    batch = 64
-    channels = 768
-    if tiny:
-        batch = 1
-        channels = 4
     for phase in PHASES:
-        facts = dict(workload=name, phase=phase, batch=batch, dtype="float32")
+        facts = dict(workload=name, phase=phase, batch=BATCH, dtype="float32")
         with ExitStack() as stack:
-            made = sides(WORKLOADS[name], batch, phase, NAMES, stack, channels)
-            yield time_race(facts, made, 100.0, tiny)
+            made = sides(WORKLOADS[name], BATCH, phase, NAMES, stack)
+            yield time_race(facts, made, 100.0)

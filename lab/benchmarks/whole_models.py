@@ -21,23 +21,18 @@ from timm_naflex_fast.commands.measure.models import load_model
 NAMES = (BASELINE, "matmul")
 
 
-def races(
-    tiny: bool, *, model: str, names: Sequence[str], batch: int, rounds: int, budget: float
-) -> Iterator[list[Row]]:
+def races(model: str, names: Sequence[str], batch: int, budget: float) -> Iterator[list[Row]]:
     """Rows of race after race, training and inference of each workload that is named.
 
     Args:
-        tiny: shows only that they run.
         model: timm's name of it; it has random weights.
         names: of ``WORKLOADS``.
         batch: images in a batch.
-        rounds: of each race, at most.
         budget: seconds of a race.
     """
-    small: dict[str, Any] = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
-    loaded, _ = load_model(model, random_weights=True, num_classes=1000, **small)
+    loaded, _ = load_model(model, random_weights=True, num_classes=1000)
     for name, phase in product(names, ("train", "infer")):
-        grids = WORKLOADS[name].grids(1 if tiny else batch)
+        grids = WORKLOADS[name].grids(batch)
         facts: Row = dict(workload=name, phase=phase, batch=len(grids), dtype="float32")
         inputs = random_batch(loaded, grids)
         step = partial(make_step(loaded, "float32", phase), loaded, inputs)
@@ -46,7 +41,7 @@ def races(
         for work in (step, embed):
             with ExitStack() as stack:
                 sides = {mode: partial(_ready, loaded, work, mode, stack) for mode in NAMES}
-                both.append(time_race(facts, sides, budget, tiny, rounds))
+                both.append(time_race(facts, sides, budget))
         whole, embeds = both
         shares = {}
         for row, part in zip(whole, embeds):
@@ -71,13 +66,12 @@ def _embed(embeds: Any, inputs: dict[str, Any]) -> None:
         embeds.zero_grad()
 
 
-def compiled(tiny: bool) -> Iterator[list[Row]]:
+def compiled() -> Iterator[list[Row]]:
     """What ``naflex-fast bench --compile`` says of four blocks, whose batches have four lengths."""
-    options = "bench --compile --model naflexvit_base_patch16_siglip --model-kwargs num_heads=2"
-    if tiny:
-        options += " depth=1 embed_dim=64 --max-seq-len 64 --batch-size 1"
-    else:
-        options += " depth=4 embed_dim=192 --max-seq-len 64 128 196 256"
+    options = (
+        "bench --compile --model naflexvit_base_patch16_siglip --model-kwargs num_heads=2 depth=4 "
+        "embed_dim=192 --max-seq-len 64 128 196 256"
+    )
     with TemporaryDirectory() as folder:
         file = Path(folder, "bench.json")
         cli.main([*options.split(), "--json", str(file)])

@@ -126,7 +126,11 @@ def measure(
             steps[name] = work.step(embeds[name])
         kind = str(dtype).removeprefix("torch.")
         facts = dict(workload=workload, phase=phase, batch=batch, dtype=kind, channels=channels)
-        rows = time_race(facts, steps, budget, tiny=budget == 0)
+        rows = time_race(
+            facts,
+            steps,
+            budget,
+        )
 
         wants = work.results(embeds[LOOP])
         for row in rows:

@@ -29,6 +29,7 @@ MADE = (
     races.speed,
     races.model,
     races.calls,
+    races.exported,
     races.way,
     races.startup,
     races.counts,

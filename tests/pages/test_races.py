@@ -5,15 +5,16 @@ from functools import partial
 
 import pytest
 
-from lab.benchmarks import calls, races, whole_models
+from lab.benchmarks import calls, races, rows, whole_models
 from tests.support.running import ran
 from timm_naflex_fast import status
+from timm_naflex_fast.commands.measure.models import load_model
 
 
 @pytest.mark.parametrize("phase", ["train", "first", "frozen"])
 def test_in_the_race_of_patch_kernels_ours_is_timed_against_timms(phase):
     with ExitStack() as stack:
-        sides = races._patch_sides((16, 16), (8, 8), "conv", phase, 2, stack)
+        sides = races._patch_sides((16, 16), (8, 8), phase, stack)
         for name, ready in sides.items():
             step = ready()  # held: it keeps the module and its choice
             step()
@@ -22,10 +23,11 @@ def test_in_the_race_of_patch_kernels_ours_is_timed_against_timms(phase):
 
 
 @ran("matmul")
-def test_the_embeddings_are_a_share_of_each_step():
-    model = "naflexvit_base_patch16_gap"
-    work = dict(model=model, names=["siglip"], batch=1, rounds=2, budget=0)
-    train, infer = whole_models.races(True, **work)
+def test_the_embeddings_are_a_share_of_each_step(monkeypatch):
+    monkeypatch.setattr(rows, "ROUNDS", 2)
+    small = partial(load_model, depth=1, embed_dim=32, num_heads=2)
+    monkeypatch.setattr(whole_models, "load_model", small)
+    train, infer = whole_models.races("naflexvit_base_patch16_gap", ["siglip"], 1, 0)
     assert [row["contender"] for row in train] == ["stock", "matmul"]
     for row in (*train, *infer):
         assert 0 < row["about"]["embeds_share"][row["contender"]] < 1

@@ -99,6 +99,14 @@ def calls() -> str:
     return measured(headings, lines, "calls")
 
 
+def exported() -> str:
+    """Exported programs in each runtime."""
+    columns: dict[str, Column] = {"timm's loop, eager, ms": ms(BASELINE)}
+    for name in ("torch.export", "ONNX Runtime", "OpenVINO"):
+        columns[name] = ratio(BASELINE, name)
+    return race_table(["exported"], ("part", "workload", "batch"), columns)
+
+
 def way() -> str:
     """What a call enters."""
     lines = []
