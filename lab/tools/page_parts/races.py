@@ -1,17 +1,12 @@
 """The tables of times and of counts. Each function with the name of a section makes its table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lab.tools.page_parts.results import MODELS, OURS, PLAIN_ADD, measured, rows_of
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 
-Race = dict[str, dict[str, Any]]  # rows of a result file by contender
-Column = Callable[[Race], str]
-
-FLAG = "timm-flag-bilinear"
 STEP = ("workload", "phase", "batch")
-RANGE = ("least", "times_faster", "most")
 LAUNCH_MS = 0.005  # for each operator on a GPU, as an order of magnitude
 GPU_BYTES_A_MS = 3.35e9  # of the memory of an H100
 
@@ -27,72 +22,58 @@ def number(value: float) -> str:
     return f"{value:.3f}"
 
 
-def races(*names: str, by: Sequence[str] = STEP) -> dict[tuple[Any, ...], Race]:
-    """The rows of result files by what was timed (the values of ``by``), then by contender."""
-    found: dict[tuple[Any, ...], Race] = {}
+def races(*names: str, by: Sequence[str] = STEP) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of each race of some result files what was timed (the values of ``by``), and its rows by
+    contender."""
+    found: dict[str, dict[str, Any]] = {}
     for row in rows_of(*names):
         full = {**row.get("about", {}), **row}
-        facts = tuple(full[key] for key in by)
-        found.setdefault(facts, {})[row["contender"]] = full
-    return found
+        what = ", ".join(str(full[key]) for key in by)
+        found.setdefault(what, {})[row["contender"]] = full
+    yield from found.items()
 
 
-def race_table(names: Sequence[str], by: Sequence[str], columns: Mapping[str, Column]) -> str:
-    """A line for each race."""
-    lines = []
-    for facts, race in races(*names, by=by).items():
-        what = ", ".join(str(fact) for fact in facts)
-        lines.append([what, *(column(race) for column in columns.values())])
-    return measured([", ".join(by), *columns], lines, *names)
-
-
-def ms(contender: str) -> Column:
-    """The column of a contender's times."""
-    return lambda race: number(race[contender]["median_ms"])
-
-
-def ratio(slow: str, fast: str = OURS) -> Column:
-    """The column of how many times as long the one takes."""
-    return lambda race: number(race[slow]["median_ms"] / race[fast]["median_ms"])
-
-
-def share(contender: str) -> Column:
-    """The column of the embeddings' part of a step."""
-    return lambda race: f"{100 * race[contender]['embeds_share'][contender]:.1f} %"
-
-
-FASTER = {
-    "x faster than timm's loop": ratio(BASELINE),
-    "x faster than timm's flag, bilinear": ratio(FLAG),
-    "time / plain add": ratio(OURS, PLAIN_ADD),
-}
+def ratio(race: dict[str, Any], slow: str, fast: str) -> str:
+    """How many times as long the one takes."""
+    return number(race[slow]["median_ms"] / race[fast]["median_ms"])
 
 
 def speed() -> str:
     """The position embedding alone, on the two workloads of the page."""
-    return race_table(["speed/diverse", "speed/siglip"], STEP, FASTER)
+    names = ("speed/diverse", "speed/siglip")
+    lines = []
+    for what, race in races(*names):
+        line = [what, ratio(race, BASELINE, OURS), ratio(race, "timm-flag-bilinear", OURS)]
+        lines.append([*line, ratio(race, OURS, PLAIN_ADD)])
+    headings = [", ".join(STEP), "x faster than timm's loop"]
+    headings += ["x faster than timm's flag, bilinear", "time / plain add"]
+    return measured(headings, lines, *names)
 
 
 def model() -> str:
     """Steps of whole models."""
-    columns = {
-        "timm, ms": ms(BASELINE),
-        "`matmul`, ms": ms(OURS),
-        "times faster": ratio(BASELINE),
-        "embeddings' share, timm": share(BASELINE),
-        "`matmul`": share(OURS),
-    }
-    return race_table(MODELS, ("model", *STEP), columns)
+    lines = []
+    for what, race in races(*MODELS, by=("model", *STEP)):
+        line = [what]
+        line += [number(race[name]["median_ms"]) for name in (BASELINE, OURS)]
+        line.append(ratio(race, BASELINE, OURS))
+        shares = race[OURS]["embeds_share"]
+        line += [f"{100 * shares[name]:.1f} %" for name in (BASELINE, OURS)]
+        lines.append(line)
+    headings = [", ".join(("model", *STEP)), "timm, ms", "`matmul`, ms", "times faster"]
+    headings += ["embeddings' share, timm", "`matmul`"]
+    return measured(headings, lines, *MODELS)
 
 
 def calls() -> str:
     """Calls with one image, and how many times as fast as timm's they are."""
     lines = []
-    for (what,), race in races("calls", by=["what"]).items():
+    for what, race in races("calls", by=["what"]):
         line = [what, number(race[BASELINE]["us"])]
         for name in (OURS, "interpolate_cached"):
-            least, times, most = (number(race[name][key]) for key in RANGE)
-            line += [number(race[name]["us"]), f"{times} ({least} to {most})"]
+            row = race[name]
+            least, times, most = (number(row[key]) for key in ("least", "times_faster", "most"))
+            line += [number(row["us"]), f"{times} ({least} to {most})"]
         lines.append(line)
     headings = ["one call", "timm, us", "`matmul`, us", "times as fast"]
     headings += ["`interpolate_cached`, us", "times as fast"]
@@ -101,10 +82,13 @@ def calls() -> str:
 
 def exported() -> str:
     """Exported programs in each runtime."""
-    columns: dict[str, Column] = {"timm's loop, eager, ms": ms(BASELINE)}
-    for name in ("torch.export", "ONNX Runtime", "OpenVINO"):
-        columns[name] = ratio(BASELINE, name)
-    return race_table(["exported"], ("part", "workload", "batch"), columns)
+    runtimes = ("torch.export", "ONNX Runtime", "OpenVINO")
+    by = ("part", "workload", "batch")
+    lines = []
+    for what, race in races("exported", by=by):
+        times = [ratio(race, BASELINE, runtime) for runtime in runtimes]
+        lines.append([what, number(race[BASELINE]["median_ms"]), *times])
+    return measured([", ".join(by), "timm's loop, eager, ms", *runtimes], lines, "exported")
 
 
 def way() -> str:
@@ -125,8 +109,6 @@ def counts() -> str:
     """What a training step costs on a GPU: counted, and an estimate of the time."""
     lines = []
     for row in rows_of("counts"):
-        if row["phase"] != "train":
-            continue
         moved = row["read"] + row["written"]
         estimate = row["operators"] * LAUNCH_MS + moved / GPU_BYTES_A_MS
         line = [row["workload"], f"`{row['contender']}`"]
@@ -145,10 +127,10 @@ def steps() -> str:
         "other_libraries": ("transformers' Siglip2", OURS),
     }
     lines = []
-    for name, (what, contender) in parts.items():
-        for facts, race in races(name).items():
-            step = ", ".join(str(fact) for fact in facts if fact)  # kernels have no batch
-            columns = (ms(BASELINE), ms(contender), ratio(BASELINE, contender))
-            lines.append([f"{what}, {step}", *(column(race) for column in columns)])
+    for name, (what, ours) in parts.items():
+        for step, race in races(name):
+            times = [number(race[side]["median_ms"]) for side in (BASELINE, ours)]
+            line = [f"{what}, {step.removesuffix(', 0')}", *times]  # kernels have no batch
+            lines.append([*line, ratio(race, BASELINE, ours)])
     headings = ["what, workload, phase, batch", "the library, ms", "ours, ms", "times faster"]
     return measured(headings, lines, *parts)
