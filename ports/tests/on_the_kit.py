@@ -46,6 +46,21 @@ def port_with(mistake, wanted):
     return written
 
 
+def port_with_weights_in(precision):
+    """What the port in NumPy writes from the recorded pixels, if its kernels are rounded."""
+    rounded = dict(weights())
+    for name, kernel in rounded.items():
+        tensor = torch.tensor(kernel)
+        if precision != "int8":
+            tensor = tensor.to(getattr(torch, precision)).float()
+        elif tensor.ndim == 2:
+            step = tensor.abs().amax(1, keepdim=True) / 127
+            tensor = (tensor / step).round() * step
+        rounded[name] = tensor.numpy()
+    port = Port(SIGLIP2, recording(), rounded)
+    return [port.made("patch_embedding", None, right) for right in recording().stages]
+
+
 def random_table(seed, channels=3, size=(8, 9)):
     """A table (H0, W0, C), float32."""
     return torch.randn(*size, channels, generator=torch.Generator().manual_seed(seed))

@@ -22,11 +22,12 @@ def reference():
     return recording()
 
 
-def changed(reference, **changes):
-    """The stages of a right port, in which some are changed: ``block_0=lambda numbers: ...``."""
+def changed(reference, last="pooled", **changes):
+    """A right port's stages up to a last one, some changed: ``block_0=lambda numbers: ...``."""
     port = []
+    written = reference.order[: reference.order.index(last) + 1]
     for own in reference.stages:
-        stages = dict(own)
+        stages = {stage: own[stage] for stage in written}
         for stage, change in changes.items():
             stages[stage] = change(own[stage])
         port.append(stages)
@@ -80,15 +81,22 @@ def test_an_outlier_hides_nothing(change, reference):
     assert compare_recordings(outlying, outlying.stages).first is None
 
 
-@pytest.mark.parametrize(("part_of_limit", "stage"), [(0.8, "block_0"), (0.5, "block_1")])
-def test_a_fault_that_grows_is_named_where_it_begins(part_of_limit, stage, reference):
+@pytest.mark.parametrize(
+    ("part_of_limit", "later", "stage"),
+    # It grows; another one, after a stage that is right; and one after a stage that only rounds much.
+    [(0.8, 2, "block_0"), (0.5, 2, "block_1"), (0.8, 3, "block_1")],
+)
+def test_a_fault_that_grows_is_named_where_it_begins(part_of_limit, later, stage, reference):
     limit = reference.limits["block_0"]["float32"]["token"]
     port = changed(
         reference,
         block_0=lambda x: x * (1 + part_of_limit * limit),
-        block_1=lambda x: x * (1 + 10 * limit),
+        block_1=lambda x: x * (1 + later * limit),
     )
-    assert compare_recordings(reference, port).first.stage == stage
+    found = compare_recordings(reference, port)
+    assert found.first.stage == stage
+    whole = reference.limits[stage]["float32"].values()
+    assert found.first.limit in whole and "the recording's limit" in sentences(found)[0]
 
 
 @pytest.mark.parametrize("stage", ["pixels", "block_0", "pooled"])
@@ -128,7 +136,7 @@ def test_who_reads_the_pictures_may_differ_later_as_much_as_its_pixels_do(refere
 
 def with_mistake(reference, *pictures):
     """A recording with one mistake, which doubles block_0 in these pictures; and a port with it."""
-    port = changed(reference)
+    port = changed(reference, "block_0")
     numbers = {}
     for picture in pictures:
         doubled = 2 * port[picture]["block_0"]
@@ -153,7 +161,7 @@ def test_a_mistake_is_the_reason_only_if_it_explains_every_picture(reference):
 
 def test_a_convention_is_named_if_it_holds_for_every_picture(reference):
     convention = Convention(antialias=False, outside="zeros", transposed="table")
-    port = changed(reference)
+    port = changed(reference, "position_embedding")
     for own in port:
         size = tuple(own["grid"].astype(int))
         tokens = convention.tokens(np.float64(reference.table), [(1, *size)])
@@ -166,7 +174,6 @@ def test_a_convention_is_named_if_it_holds_for_every_picture(reference):
 
 
 UNKNOWN = {
-    "every number is 1.37 times the reference's": lambda x: 1.37 * x,
     f"in picture 000 1 of {2 * 22} tokens differ (first: 5)": of_token(5, 2),
     "in picture 000 1 of 32 channels differ (first: 7)": of_channel(7, 2),
 }
@@ -174,9 +181,84 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("words", UNKNOWN)
 def test_which_numbers_differ_is_said_where_no_mistake_is_known(words, reference):
-    found = compare_recordings(reference, changed(reference, block_1=UNKNOWN[words]))
+    found = compare_recordings(reference, changed(reference, "block_1", block_1=UNKNOWN[words]))
     assert not found.reason.known and words in found.reason.words
     assert not any("likely reason" in said for said in sentences(found))
+
+
+def test_a_mistake_in_two_of_three_pictures_is_no_reason(reference):
+    recording, port = with_mistake(reference, 4, 7, 8)
+    assert compare_recordings(recording, port).reason.known
+    del recording.mistakes["mine/008.block_0"]
+    assert not compare_recordings(recording, port).reason.known
+
+
+def test_a_mistake_of_a_later_stage_is_no_reason(reference):
+    """The first stage parts for another reason; the mistake is at one that was not written."""
+    recording, port = with_mistake(reference, 4, 7, 8)
+    numbers = {"mine/000.pooled": 2 * reference.stages[0]["pooled"]}
+    about = {**recording.about, "mistakes_tried": 1}
+    about["mistakes"] = [{**about["mistakes"][0], "pictures": [0]}]
+    recording = replace(recording, about=about, mistakes=numbers)
+    port = changed(recording, pooled=lambda x: 2 * x, patch_embedding=of_token(3, 2))
+    written = [{stage: own[stage] for stage in ("patch_embedding", "pooled")} for own in port[:1]]
+    assert not compare_recordings(recording, written).reason.known
+    del written[0]["patch_embedding"]
+    assert compare_recordings(recording, written).reason.words == "doubled"
+
+
+def test_equal_later_stages_tell_that_another_thing_was_written(reference):
+    """As transformers' hidden_states, which begin with the position embedding; and a bias too few."""
+    port = changed(reference)
+    for own in port:
+        own["block_1"] = own["block_0"]
+        own["block_0"] = own["position_embedding"]
+        own["patch_embedding"] = own["patch_embedding"] + np.arange(32)
+    words = "every later stage is equal: the port is right, but wrote something else as "
+    said = compare_recordings(reference, port).reason.words
+    assert said.startswith(f"{words}patch_embedding, block_0, block_1 (the same vector is added")
+    for own, right in zip(port, reference.stages):
+        own["patch_embedding"] = right["patch_embedding"]
+    reason = compare_recordings(reference, port).reason
+    assert reason.words == f"{words}block_0, block_1 (position_embedding's numbers)"
+    # Too small, or in too few tokens: it may not be seen at the end.
+    for change in (lambda x: 1.00005 * x, of_token(3, 2)):
+        found = compare_recordings(reference, changed(reference, norm=change))
+        assert found.first.stage == "norm" and "right" not in found.reason.words
+
+
+@pytest.mark.parametrize("stage", ["position_embedding", "block_1", "pooled"])
+def test_a_stage_that_is_off_by_little_after_equal_ones_is_told_no_precision(stage, reference):
+    noise = np.random.default_rng(0)
+
+    def moved(x):
+        return x * (1 + 1e-3 * noise.standard_normal(x.shape))
+
+    found = compare_recordings(reference, changed(reference, stage, **{stage: moved}))
+    assert found.first.stage == stage
+    assert "a small mistake, or this stage computes in less" in found.reason.words
+
+
+def test_who_wrote_one_stage_alone_is_asked_for_its_pixels(reference):
+    noise = np.random.default_rng(0)
+    port = changed(reference, pooled=lambda x: x * (1 + 1e-3 * noise.standard_normal(x.shape)))
+    alone = [{"pooled": own["pooled"]} for own in port]
+    said = compare_recordings(reference, alone).reason.words
+    assert said.startswith("if the port read the pictures itself, write grid and pixels, too: ")
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_recorded_pixels_that_were_rounded_are_not_the_ports_own(precision, reference):
+    def rounded(x):
+        return torch.tensor(x).to(getattr(torch, precision)).double().numpy()
+
+    def of_another_resizer(x):
+        levels = np.random.default_rng(0).integers(-1, 2, x.shape)
+        return rounded(x + levels / 127.5)
+
+    for own_pixels, change in ((False, rounded), (True, of_another_resizer)):
+        found = compare_recordings(reference, changed(reference, pixels=change), precision)
+        assert any("its own pixels" in said for said in sentences(found)) == own_pixels
 
 
 # The forms in which a port may write, and what it may leave out.
@@ -210,5 +292,19 @@ def test_a_right_port_is_equal_in_each_form(write, reference, tmp_path):
 
 
 def test_an_unknown_precision_is_named():
-    with pytest.raises(ValueError, match="precision must be one of float32, tf32, float16, bfloat"):
+    with pytest.raises(ValueError, match="precision must be one of float32, float16, tf32, bfloat"):
         compare_folders(KIT, KIT, "fp8")
+
+
+def test_a_recording_of_before_has_no_limits_for_8_bits(reference):
+    stages = []
+    for stage in reference.about["stages"]:
+        limits = {name: one for name, one in stage["limits"].items() if name != "int8"}
+        stages.append({**stage, "limits": limits})
+    older = replace(reference, about={**reference.about, "stages": stages})
+    port = changed(reference, pooled=lambda x: 1.1 * x)
+    assert compare_recordings(older, port).first.stage == "pooled"
+    with pytest.raises(
+        ValueError, match=r"no limits for int8, only for float32, .*: record it anew"
+    ):
+        compare_recordings(older, port, "int8")

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .format import PRECISIONS, Recording, Stages, read_port, read_recording
+from .format import PRECISIONS, Recording, Stages, Unusable, read_port, read_recording
 from .reasons import Reason, reason_of
-from .rule import Row, stages_at
-
-NEARLY = 2 / 3  # of its limit: a stage beyond it is the first that parts, if any does
+from .rule import JUMP, NEARLY, Row, Stage, stages_at
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def compare_folders(
         reference: folder of the recording.
         port: folder of the port's stages.safetensors or .npy files.
         precision: in which the port computes, or to which its weights were rounded: "float32",
-            "tf32", "float16" or "bfloat16".
+            "float16", "tf32", "bfloat16" or "int8".
 
     Returns:
         The rows, and the reason.
@@ -59,7 +57,16 @@ def compare_folders(
 def compare_recordings(
     reference: Recording, port: Sequence[Stages], precision: str = "float32"
 ) -> Comparison:
-    """Compare the stages that a port made of each picture with a recording."""
+    """Compare the stages that a port made of each picture with a recording.
+
+    Raises:
+        Unusable: the recording has no limits for the precision.
+    """
+    known = reference.limits[reference.order[0]]
+    if precision not in known:
+        raise Unusable(
+            f"the recording has no limits for {precision}, only for {', '.join(known)}: record it anew"
+        )
     stages = stages_at(precision, reference, port)
     rows = [stage.row() for stage in stages]
     written = {row.stage for row in rows}
@@ -67,18 +74,9 @@ def compare_recordings(
     first = None
     reason = None
     if any(row.parting for row in rows):
-        # A fault may grow from stage to stage, and go beyond a limit after the stage where it is
-        # made.
-        # Where a float32 port's own pixels widen a limit, right numbers come near it.
-        nearly = [
-            stage.row(1.0 if stage.moved and precision == "float32" else NEARLY) for stage in stages
-        ]
-        first = next(row for row in nearly if row.parting)
-        place = nearly.index(first)
-        if rows[place].parting:
-            first = rows[place]  # with its whole limit
-        rows[place] = first
-        reason = reason_of(stages[place:], first.parting, reference, not_written, precision)
+        place, part = first_that_parts(stages, precision)
+        first = rows[place] = stages[place].row(part)
+        reason = reason_of(stages, place, first.parting, reference, port, precision)
     return Comparison(
         rows,
         first,
@@ -87,3 +85,19 @@ def compare_recordings(
         missing=[picture for picture, own in enumerate(port) if written - own.keys()],
         not_written=not_written,
     )
+
+
+def first_that_parts(stages: Sequence[Stage], precision: str) -> tuple[int, float]:
+    """The place of the first stage where a port parts, and beyond which part of a limit it does.
+
+    It is the first one beyond two thirds, unless the first one beyond a whole limit is farther by a
+    jump: then the former is rounding.
+    """
+    whole = next(place for place, stage in enumerate(stages) if stage.farthest > 1)
+    for place, stage in enumerate(stages[:whole]):
+        # Where a float32 port's own pixels widen a limit, right numbers come near it.
+        widened = stage.moved and precision == "float32"
+        is_near = stage.farthest > NEARLY and not widened
+        if is_near and stages[whole].farthest <= JUMP * stage.farthest:
+            return place, NEARLY
+    return whole, 1.0

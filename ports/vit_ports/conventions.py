@@ -32,6 +32,7 @@ KERNELS = [
     ("bicubic", -0.5),
     ("bicubic", -0.75),
     ("nearest", None),
+    ("area", None),
 ]
 # antialias, outside: in words, where it is not what PyTorch does
 BORDERS = {
@@ -63,7 +64,8 @@ class Convention(NamedTuple):
     """How a table (H0, W0, C) becomes the tokens of an (h, w) grid.
 
     Args:
-        mode: "bilinear", "bicubic" or "nearest".
+        mode: "bilinear", "bicubic" or "nearest"; or "area": each cell counts by what the grid's cell
+            covers of it (OpenCV's INTER_AREA).
         cubic_coefficient: Keys' coefficient (bicubic only); PyTorch's is -0.5 with antialiasing and
             -0.75 without.
         antialias: the filter is as much wider as the table becomes smaller.
@@ -151,6 +153,8 @@ def _matrix(
     positions: str,
 ) -> Array:
     """``A_n`` (n, n0) of one axis, float64. It is shared: do not change it."""
+    if mode == "area":
+        return _covered(n, n0)
     # How far each axis goes beyond the centres of its outermost cells.
     table_edge = 0.0 if align_corners else 0.5
     grid_edge = 0.0 if positions == "corners" else 0.5
@@ -179,6 +183,14 @@ def _matrix(
     else:
         weights = _cubic_kernel(distance, cubic_coefficient)
     return _with_borders(weights, cells, n0, outside)
+
+
+def _covered(n: int, n0: int) -> Array:
+    """``A_n`` (n, n0): what each grid cell covers of each of the table's, as a share of it."""
+    starts = np.arange(n)[:, None] * n0 / n  # (n, 1)
+    cells = np.arange(n0)
+    covered = np.minimum(starts + n0 / n, cells + 1) - np.maximum(starts, cells)
+    return covered.clip(0) * n / n0
 
 
 def _with_borders(weights: Array, cells: Array, n0: int, outside: str) -> Array:
@@ -224,6 +236,8 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
 
 def _is_another_name(axis: Convention) -> bool:
     """Whether another convention, which is listed, gives the same matrices."""
+    if axis.mode == "area":
+        return axis != Convention("area", None)
     if axis.mode == "nearest":
         return axis.antialias or axis.outside != "border"
     if axis.mode == "bicubic" or axis.antialias:

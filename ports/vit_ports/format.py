@@ -22,12 +22,18 @@ Array = np.ndarray[Any, Any]
 Stages = dict[str, Array]  # of one picture, by stage: grid (2,), tokens (h * w, C), pooled (D,)
 
 VERSION = 2
-PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+PRECISIONS = ("float32", "float16", "tf32", "bfloat16", "int8")  # from the finest to the coarsest
 TABLE = "table"
 OWN_PIXELS = "own_pixels"  # among limits: what pixels of another resizer move
 
 SAMPLE = 6  # tokens that are kept of what a mistake gives
 LARGEST = 3e38  # number of a stage: float32's
+# By what each stage is measured (see ``rule.Stage.differences``); ``OF_TOKENS`` for those that are not here.
+MEASURES = {"grid": ("number",), "pixels": ("pixel", "mean"), "pooled": ("number",)}
+OF_TOKENS = ("token", "channel")
+# The widest limits that a recording may have: a whole number, token or channel; of pixels, grey levels.
+WIDEST = {"number": 1.0, "token": 1.0, "channel": 1.0, "pixel": 3.0, "mean": 1.0}
+UNPACKED = 2**30  # bytes of an archive; recordings and what ``identify`` reads have a tenth of it
 
 NUMBER_TYPES = {
     "F64": "<f8",
@@ -129,6 +135,9 @@ def _read_npy(file: Path) -> dict[str, Array]:
 
 def _read_npz(file: Path) -> dict[str, Array]:
     with np.load(file) as archive:
+        size = sum(entry.file_size for entry in archive.zip.infolist())
+        if size > UNPACKED:
+            raise ValueError(f"unpacked it has more than {UNPACKED:,} bytes")
         return dict(archive)
 
 
@@ -150,7 +159,12 @@ def read_recording(folder: Path) -> Recording:
     order = [stage["name"] for stage in about["stages"]]
     stages = read_stages(found, order, [{} for _ in about["pictures"]], folder)
     for own, picture in zip(stages, about["pictures"]):
-        if table is None or list(own) != order or own["grid"].tolist() != picture["grid"]:
+        if (
+            table is None
+            or table.ndim != 3
+            or list(own) != order
+            or own["grid"].tolist() != picture["grid"]
+        ):
             raise Unusable(
                 f"{folder} must hold the table, and every stage of every picture, with the grids of "
                 "recording.json"
@@ -209,6 +223,32 @@ def readable(version: Any) -> None:
         )
 
 
+def printable(words: Any) -> None:
+    """Raise an error unless it is text that a terminal may show: others wrote it."""
+    if not os.fspath(words).isprintable():
+        raise ValueError(f"{words!r} holds characters that cannot be printed")
+
+
+def limited(stages: Any) -> None:
+    """Raise an error unless these stages begin with the grid, and have limits of rounding."""
+    first = stages[0]
+    if first["name"] != "grid":
+        raise ValueError("the first stage is not the grid")
+    precisions = first["limits"].keys() - {OWN_PIXELS}
+    for stage in stages:
+        name = stage["name"]
+        printable(name)
+        if stage["limits"].keys() - {OWN_PIXELS} != precisions:
+            raise ValueError(f"{name} has limits of other precisions than the grid")
+        for limits in stage["limits"].values():
+            for measure in MEASURES.get(name, OF_TOKENS):
+                if not 0 < limits.get(measure, 0) <= WIDEST[measure]:
+                    raise ValueError(
+                        f"{limits.get(measure)} by {measure} at {name} is no limit of rounding; valid: "
+                        f"above 0, {WIDEST[measure]} at most"
+                    )
+
+
 # Each of these refuses what is of another kind: no text, no whole number (``range``), no list (``set``).
 text = os.fspath
 FORM = {
@@ -221,9 +261,9 @@ FORM = {
     "std": [positive],
     "filter": text,
     "pictures": [{"file": text, "name": text, "size": [positive], "grid": [positive]}],
-    "stages": [{"name": text, "limits": [[positive]]}],
+    "stages": limited,
     "mistakes_tried": range,
-    "mistakes": [{"name": text, "words": text, "stage": text, "pictures": set}],
+    "mistakes": [{"name": printable, "words": printable, "stage": printable, "pictures": set}],
 }
 """Of recording.json, what ``compare`` and ports read."""
 
@@ -296,11 +336,12 @@ def read_stage(stage: str, given: Array, known: Stages, what: str) -> Array:
         shape = (tokens, *shape)
         numbers = numbers[:tokens]
     is_number = numbers.dtype.kind in "fiu"
-    if not is_number or numbers.shape != shape or not np.all(np.abs(numbers) < LARGEST):
+    if not is_number or numbers.shape != shape:
         raise Unusable(
-            f"{what} must hold finite numbers in shape {shape}; got {numbers.dtype} in shape "
-            f"{numbers.shape}"
+            f"{what} must hold numbers in shape {shape}; got {numbers.dtype} in shape {numbers.shape}"
         )
+    if not np.all(np.abs(numbers) < LARGEST):
+        raise Unusable(f"{what} must hold finite numbers; got NaN, or numbers beyond float32")
     return numbers.astype(np.float64)
 
 
@@ -311,11 +352,15 @@ def read_port(folder: Path, reference: Recording) -> list[Stages]:
         Unusable: no stage is there, or one has another name, shape, or numbers that are not finite;
             or it holds files of both kinds.
     """
+    if not folder.is_dir():
+        raise Unusable(f"there is no folder {folder}")
     files = [*folder.glob("stages.safetensors"), *folder.glob("*.npy")]
-    if len({file.suffix for file in files}) != 1:
+    kinds = {file.suffix for file in files}
+    if len(kinds) != 1:
+        problem = "and not both: one may be of an older run" if kinds else "and holds neither"
         raise Unusable(
             f"{folder} must hold stages.safetensors, or an .npy file for each array (000.block_0.npy), "
-            "and not both: one may be of an older run"
+            f"{problem}"
         )
     found: dict[str, Array] = {}
     for file in files:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .conventions import Convention, FrameSizes, conventions
 from .format import Array
+from .guesses import share
 from .rule import Stage
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
@@ -18,13 +19,17 @@ POSITIONS_IN_FLOAT32 = 2.0**-21
 """What float32 may move a token or channel by, for each cell of the table's longer side: positions
 there are as large as the side, and each weight follows its position."""
 LOWER = {
-    "tf32": 2**-8,
     "float16": 2**-8,
+    "tf32": 2**-8,
     "bfloat16": 2**-5,
+    "int8": 2**-5,
 }
 """What a lower precision may move a token or channel by: four of its steps at 1. Ports that round
-table, weights, products and sums come up to half of it."""
+table, weights, products and sums come up to half of it, a table in 8 bits with one scale to 0.4."""
 MUCH_NEARER = 0.5  # share of another's error; by less, rounding may make one nearer by chance
+# Share of the error that a factor leaves: 0.17 of 1.02 times the result, rounded to bfloat16; 0.5 where
+# bfloat16 is cut off, not rounded.
+SCALED = 0.25
 EXACT = 1e-9  # conventions that agree on these sizes differ by less
 
 
@@ -165,7 +170,7 @@ def verdict(
     """Whether a port follows the reference; and in lines how far it and the nearest ones are.
 
     It does if rounding explains the difference, measured as ``compare`` measures that of a stage,
-    and if no other convention is much nearer.
+    and if no other convention is much nearer, nor a multiple of what the reference gives.
 
     Args:
         reference: the convention that is expected.
@@ -181,18 +186,24 @@ def verdict(
     if reference not in conventions(sizes):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
     ranking = ranked(cells, sizes, tokens, distance)
-    error = distance(reference.tokens(cells, sizes), tokens)
     smallest, _ = ranking[0]
-    limit = LOWER.get(precision, POSITIONS_IN_FLOAT32 * max(cells.shape[:2]))
-    is_equal = error <= limit and MUCH_NEARER * error <= smallest + EXACT
+    float32 = POSITIONS_IN_FLOAT32 * max(cells.shape[:2])
+    limit = LOWER.get(precision, float32)
+    wanted = reference.tokens(cells, sizes)
+    error = distance(wanted, tokens)
+    factor = share(tokens, wanted)
+    is_scaled = error > float32 and distance(factor * wanted, tokens) <= SCALED * error
+    is_equal = error <= limit and MUCH_NEARER * error <= smallest + EXACT and not is_scaled
+    coarser = [name for name in LOWER if limit < LOWER[name] and smallest <= LOWER[name]]
     if is_equal:
         first = "equal to the reference, within"
+    elif is_scaled:
+        first = f"{factor:.4g} times what the reference gives; that is more than"
     elif smallest <= limit:
         first = "different from the reference; the port follows another, within"
     else:
-        first = (
-            "none of the known ones (if it rounds more, say --precision): the nearest is not within"
-        )
+        hint = f" (if it rounds more, say --precision {coarser[0]})" if coarser else ""
+        first = f"none of the known ones{hint}: the nearest is not within"
     lines = [
         f"{first} the rounding of {precision} (reference {100 * error:.3g} %, "
         f"limit {100 * limit:.3g} %). The nearest:"
@@ -201,7 +212,7 @@ def verdict(
         lines.append(f"{100 * off:10.3g} %  {convention.words()}")
     lines.append(f"the reference: {reference.words()}")
     as_near = sum(MUCH_NEARER * off <= smallest + EXACT for off, _ in ranking[:BEST])
-    if as_near > 1:
+    if as_near > 1 and smallest <= limit:
         lines.append(
             f"{as_near} conventions are as near; other sizes, or float32, may tell them apart"
         )

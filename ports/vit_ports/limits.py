@@ -20,8 +20,10 @@ Run = Callable[[Sequence[Stages], str], list[Stages]]
 
 # Times what was moved: another port rounds at other places. TF32 has as many bits as float16, but
 # hardware cuts the operands of products off where float16 rounds, which moves up to twice as much.
-ROOM = {"tf32": 6.0, "float16": 3.0, "bfloat16": 3.0, OWN_PIXELS: 2.0}
-PICTURES = 8  # are enough
+ROOM = {"float16": 3.0, "tf32": 6.0, "bfloat16": 3.0, "int8": 3.0, OWN_PIXELS: 2.0}
+# What shares a scale where weights have 8 bits: 32 numbers, a row or a kernel. None is the coarsest everywhere.
+INT8 = ("int8_by_block", "int8_by_row", "int8_by_tensor")
+PICTURES = 10  # are enough
 
 
 def with_limits(tower: Tower, recording: Recording, run: Run) -> Recording:
@@ -30,7 +32,7 @@ def with_limits(tower: Tower, recording: Recording, run: Run) -> Recording:
     Args:
         tower: which one was recorded.
         recording: its stages, in float32.
-        run: runs it in "float32", "float16" and "bfloat16".
+        run: runs it in "float32", "float16", "bfloat16", and in float32 with weights as ``INT8``.
     """
     given = recording.stages[:PICTURES]
     std = recording.about["std"]
@@ -46,17 +48,20 @@ def with_limits(tower: Tower, recording: Recording, run: Run) -> Recording:
     right = run(given, "float32")
     half = run(given, "float16")
     made = {
-        "tf32": half,
-        "float16": half,
-        "bfloat16": run(given, "bfloat16"),
-        OWN_PIXELS: run(noisy, "float32"),
+        "float16": [half],
+        "tf32": [half],
+        "bfloat16": [run(given, "bfloat16")],
+        "int8": [run(given, name) for name in INT8],
+        OWN_PIXELS: [run(noisy, "float32")],
     }
     stages = []
     for stage in recording.order:
         smallest = tower.float32_limits(stage)
         limits = {"float32": smallest}
-        for name, ours in made.items():
-            limits[name] = wider(stage, smallest, ours, right, std, ROOM[name])
+        for name, runs in made.items():
+            limits[name] = smallest
+            for ours in runs:
+                limits[name] = wider(stage, limits[name], ours, right, std, ROOM[name])
         stages.append({"name": stage, "limits": limits})
     return replace(recording, about={**recording.about, "stages": stages})
 
@@ -69,7 +74,7 @@ def wider(
     std: Sequence[float],
     room: float,
 ) -> dict[str, float]:
-    """A stage's limits by measure: ``room`` times what the worst picture has, or float32's."""
+    """A stage's limits by measure: ``room`` times what the worst picture has, or the smallest ones."""
     limits = dict(smallest)
     reference = [own[stage] for own in right]
     port = dict(enumerate(own[stage] for own in ours))

@@ -5,7 +5,7 @@ Tests: ports/tests/test_compare.py.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +14,14 @@ import numpy as np
 from .format import OWN_PIXELS, Array, Recording, Stages, sampled
 
 SMALLEST_SCALE = 1e-3  # of the stage's median: that of a token or channel near zero
+# A fault may grow, and go beyond a limit after the stage where it is made: a stage beyond two thirds of its
+# limit is named first, unless a later one is so many times as far. Measured on 230 faults: with 8-bit weights
+# said to be bfloat16, of 687 verdicts 16 name a wrong stage (187 without JUMP; 12 where it is 2, 19 where it is
+# 4); without NEARLY four faults more in TF32; in float32, float16, bfloat16 and int8 none in any of these.
+NEARLY = 2 / 3
+JUMP = 3.0
+# Grey levels by which rounding to a precision moves a pixel between -1 and 1: such pixels are the recorded ones.
+ROUNDED = {"float32": 2e-4, "float16": 0.032, "tf32": 0.063, "bfloat16": 0.25, "int8": 0.25}
 
 
 class Worst(NamedTuple):
@@ -131,6 +139,16 @@ class Stage:
         """How far the port is from the reference, in each of its pictures."""
         return {picture: self.worst(picture, self.reference[picture]) for picture in self.port}
 
+    @property
+    def farthest(self) -> float:
+        """How far the port is from the reference in the worst picture, in limits."""
+        return max(self.worsts.values()).limits
+
+    def widened(self, more: Mapping[str, float], times: float) -> "Stage":
+        """The stage with limits to which some more is added, so many times."""
+        limits = {measure: limit + times * more[measure] for measure, limit in self.limits.items()}
+        return replace(self, limits=limits, moved=times)
+
     def row(self, part: float = 1.0) -> Row:
         """How far the port is from the reference; pictures part beyond this part of a limit."""
         worst = max(self.worsts.values())
@@ -138,7 +156,7 @@ class Stage:
             stage=self.name,
             measure=worst.measure,
             share=worst.share,
-            limit=part * self.limits[worst.measure],
+            limit=self.limits[worst.measure],
             parting=tuple(one for one in self.port if self.worsts[one].limits > part),
             compared=len(self.port),
             moved=self.moved,
@@ -155,24 +173,18 @@ def stages_at(precision: str, reference: Recording, port: Sequence[Stages]) -> l
             continue
         right = [own[name] for own in reference.stages]
         by_precision = reference.limits[name]
-        limits = dict(by_precision[precision])
-        wider = 0.0
+        stage = Stage(name, right, written, reference.about["std"], by_precision[precision])
         if name == "position_embedding" and found and found[-1].name == "patch_embedding":
-            # What the patches differ, whose pixels may be the port's own, does not count again.
-            written = without_patches(written, found[-1])
-        else:
+            if stage.row().parting:
+                # What the patches differ, whose pixels may be the port's own, does not count again.
+                stage = replace(stage, port=without_patches(written, found[-1]))
+        elif moved and OWN_PIXELS in by_precision:
             # Who reads the pictures itself has other pixels, and later numbers follow them.
-            own_pixels = by_precision.get(OWN_PIXELS, {})
-            for measure, limit in own_pixels.items():
-                more = moved * limit
-                if more > limits[measure] / 10:  # less hides nothing
-                    wider = moved
-                limits[measure] += more
-        stage = Stage(name, right, written, reference.about["std"], limits, wider)
+            stage = stage.widened(by_precision[OWN_PIXELS], moved)
         found.append(stage)
         if name == "pixels":
-            pixels = [stage.differences(one, right[one])["pixel"].max() for one in written]
-            moved = min(1.0, max(pixels))
+            moved = max(stage.differences(one, right[one])["pixel"].max() for one in written)
+            moved = 0.0 if moved <= ROUNDED[precision] else min(1.0, moved)
     return found
 
 

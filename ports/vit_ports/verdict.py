@@ -9,15 +9,19 @@ from typing import Any
 from .compare import Comparison
 from .rule import Row
 
+OK = "ok"
+PARTS = "parts"
+
 
 def cells(row: Row) -> dict[str, str]:
     """One stage, as text under the table's headings."""
     return {
+        "": PARTS if row.parting else OK,
         "stage": row.stage,
         "measured by": row.measure,
         "difference": f"{row.share:.1e}",
         "limit": f"{row.limit:.1e}",
-        "pictures beyond it": f"{len(row.parting)} of {row.compared}",
+        "pictures that part": f"{len(row.parting)} of {row.compared}",
     }
 
 
@@ -34,15 +38,16 @@ def sentences(found: Comparison) -> list[str]:
     decided = first or found.rows[-1]
     if first and reason:
         count = len(first.parting)
+        beyond = "" if first.share > first.limit else "beyond two thirds of "
         said.append(
             f"parts at {first.stage}, in {count} of {first.compared} pictures: {first.share:.1e} "
-            f"(limit {first.limit:.1e}, by {first.measure}, {found.precision})"
+            f"({beyond}the recording's limit {first.limit:.1e}, by {first.measure}, {found.precision})"
         )
         words = reason.words
         if reason.known:
             words = (
-                f"the likely reason: {words} (checked in {len(reason.pictures)} of the {count} pictures "
-                f"that part: it gives the port's numbers, to {reason.times:.0%} of the limit)"
+                f"the likely reason: {words} (it gives the port's numbers in all "
+                f"{len(reason.pictures)} pictures checked)"
             )
         said.append(words)
     else:
@@ -51,7 +56,7 @@ def sentences(found: Comparison) -> list[str]:
             noise = "what its own pixels move"
         said.append(
             f"equal within {noise}, on {decided.compared} pictures: {decided.stage} differs by "
-            f"{decided.share:.1e} (limit {decided.limit:.1e}, by {decided.measure})"
+            f"{decided.share:.1e} (the recording's limit {decided.limit:.1e}, by {decided.measure})"
         )
     if decided.moved:
         said.append(

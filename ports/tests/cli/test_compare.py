@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from on_the_kit import port_with_weights_in
 from safetensors.numpy import load_file, save_file
 
 from vit_ports.cli.main import main
@@ -74,15 +75,16 @@ def test_a_port_that_parts_has_status_1_and_figures_as_json(port, tmp_path, comp
     assert all(sentence in printed for sentence in found["verdict"])
 
 
-@pytest.mark.parametrize(
-    ("precision", "which"), [("bfloat16", "bfloat16"), ("float16", "tf32 or float16")]
-)
-def test_the_precision_is_said_and_the_hint_names_it(precision, which, port, compare):
-    (limits,) = [one["limits"] for one in read_about(KIT)["stages"] if one["name"] == "block_0"]
-    most = min(limits[precision].values())
-    spoil(port, "001.block_0", lambda x: x * (1 + 0.9 * most))
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8"])
+def test_the_precision_is_said_and_the_hint_names_it(precision, port, compare):
+    arrays = {}
+    for number, own in enumerate(port_with_weights_in(precision)):
+        for stage, numbers in own.items():
+            arrays[f"{number:03}.{stage}"] = np.ascontiguousarray(numbers)
+    save_file(arrays, port / "stages.safetensors")
     status, printed = compare(KIT, port)
-    assert status == 1 and f"say --precision {which}\n" in printed
+    assert status == 1 and f"as large as {precision}'s rounding" in printed
+    assert f"say --precision {precision}\n" in printed
     status, printed = compare(KIT, port, "--precision", precision)
     assert status == 0
     assert f"equal within {precision}'s rounding, on 10 pictures: " in printed
@@ -141,8 +143,16 @@ CHANGED = [
     ('"file": "pictures/000.png"', '"file": 5', "TypeError("),
     ('"mistakes": [', '"mistakes": null, "others": [', "TypeError("),
     ('"words": "the picture', '"wards": "the picture', "KeyError('words')"),
-    ('"name": "pixels"', '"name": "grid"', "there is no '000.pixels'; valid: 000 to 009"),
-    ('"token": 3e-05', '"token": 0', "0 is no number above 0"),
+    ('"name": "pixels"', '"name": "grid"', "None by number at grid is no limit of rounding"),
+    ('"name": "grid"', '"name": "grids"', "the first stage is not the grid"),
+    ('"tf32": {', '"tf33": {', "has limits of other precisions than the grid"),
+    (
+        '"token": 3e-05',
+        '"token": 0',
+        "0 by token at block_0 is no limit of rounding; valid: above 0",
+    ),
+    ('"token": 3e-05', '"token": 1e30', "1e+30 by token at block_0 is no limit of rounding"),
+    ('"words": "the picture', '"words": "\\u001b[2J', "holds characters that cannot be printed"),
     ('"token": 3e-05', '"token": "3e-05"', "TypeError("),
     ("{", "[" * 100_000, "does not describe a recording ("),
 ]
@@ -159,11 +169,11 @@ def test_another_recording_json(part, other, words, folders, refused):
 
 # A folder, an array, what becomes of it, and what is said.
 SPOILED = [
-    ("PORT", "001.norm", lambda x: x * np.nan, "001.norm must hold finite numbers"),
-    ("PORT", "003.norm", lambda x: x[:-1], "003.norm must hold finite numbers in shape"),
+    ("PORT", "001.norm", lambda x: x * np.nan, "001.norm must hold finite numbers; got NaN"),
+    ("PORT", "003.norm", lambda x: x[:-1], "003.norm must hold numbers in shape (60, 32); got fl"),
     ("PORT", "0.poo\nled", np.copy, r"no '0.poo\nled'; valid: 000 to 009,"),
     ("PORT", "norm", np.copy, "one batch"),
-    ("REF", "003.norm", np.ravel, "003.norm must hold finite numbers in shape"),
+    ("REF", "003.norm", np.ravel, "003.norm must hold numbers in shape"),
     ("REF", "003.norm", lambda x: None, "and every stage of every picture"),
 ]
 
@@ -172,6 +182,11 @@ SPOILED = [
 def test_another_array(folder, name, change, words, folders, refused):
     spoil(folders / folder, name, change)
     refused(words)
+
+
+def test_a_folder_that_is_not_there(folders, port, refused):
+    port.rename(folders / "elsewhere")
+    refused("there is no folder ")
 
 
 def archive(file):

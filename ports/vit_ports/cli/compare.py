@@ -12,7 +12,7 @@ from .. import __version__
 from ..compare import compare_folders
 from ..format import PRECISIONS, read_about
 from ..verdict import as_json, cells, sentences
-from .output import printable, table
+from .output import coloured, table
 
 PARTS = 1  # the exit status
 MISSING = 2  # as an error
@@ -62,7 +62,7 @@ def compare(options: argparse.Namespace) -> int:
     if options.port is None:
         about = read_about(Path(options.reference))
         columns = ("name", "stage", "words")
-        print(table([{key: printable(one[key]) for key in columns} for one in about["mistakes"]]))
+        print(table([{key: one[key] for key in columns} for one in about["mistakes"]]))
         return 0
     found = compare_folders(options.reference, options.port, options.precision)
     said = sentences(found)
@@ -70,7 +70,7 @@ def compare(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr if options.json == "-" else sys.stdout):
         if found.missing:
             print(said.pop(0))
-        print(table([cells(row) for row in found.rows]))
+        print(coloured(table([cells(row) for row in found.rows])))
         print("\n".join(said))
     if options.json:
         today = datetime.date.today().isoformat()

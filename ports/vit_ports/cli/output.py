@@ -3,7 +3,9 @@
 Tests: ports/tests/cli/test_main.py.
 """
 
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
 
@@ -29,3 +31,11 @@ def table(lines: Sequence[Mapping[str, str]]) -> str:
         width = max(map(len, [heading, *cells]))
         columns.append([f"{cell:{side}{width}}" for cell in [heading, *cells]])
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns))
+
+
+def coloured(text: str) -> str:
+    """A table whose lines' marks are green or red, where the console has colours."""
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        text = re.sub("(?m)^ok", "\x1b[32mok\x1b[0m", text)
+        text = re.sub("(?m)^parts", "\x1b[31mparts\x1b[0m", text)
+    return text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support import tiny_siglip2
 from tests.support.running import ran
@@ -15,6 +16,7 @@ from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.pipelines import (
     build_processor,
     build_tower,
+    of_8_bits,
     siglip2_weights,
     timm_source,
     transformers_source,
@@ -71,6 +73,21 @@ def test_timms_own_loop_and_each_exact_mode_agree(mode, model, recording):
 def test_timm_is_equal_in_each_precision(precision, model, recording):
     found = compared(timm_source(model, LENGTH), recording, precision)
     assert found.first is None and found.reason is None
+
+
+def test_weights_of_8_bits_have_a_scale_for_a_block_a_row_or_all():
+    weight = torch.zeros(2, 64)
+    weight[0, 0], weight[0, 40], weight[1, 5] = 127.0, 12.7, 1270.0
+    weight[:, 63] = 0.3
+    errors = {}
+    for how in ("int8_by_block", "int8_by_row", "int8_by_tensor"):
+        errors[how] = (of_8_bits(weight, how) - weight).abs()[:, 63]
+    # A step of 0.1, of 1 and of 10, and none of them rounds to nothing where it need not.
+    assert errors["int8_by_block"][0] < 1e-6 and errors["int8_by_block"][1] < 1e-6
+    torch.testing.assert_close(errors["int8_by_row"], torch.tensor([0.3, 0.3]))
+    assert of_8_bits(weight, "int8_by_tensor")[0, 40] == 10
+    vector = torch.tensor([0.123, 4.0])
+    assert of_8_bits(vector, "int8_by_tensor") is vector
 
 
 def test_padding_that_timm_does_not_mask_is_told(model, recording):

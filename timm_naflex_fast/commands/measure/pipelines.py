@@ -70,9 +70,15 @@ class Source:
     filter: str
 
     def tower(self, given: Sequence[Stages], precision: str = "float32") -> list[Stages]:
-        """All stages of each picture, from its grid and pixels; the tower computes in a precision."""
-        dtype = getattr(torch, precision)
+        """All stages of each picture, from its grid and pixels.
+
+        The tower computes in a precision; or in float32 with weights of 8 bits ("int8_by_row").
+        """
+        dtype = getattr(torch, precision, torch.float32)
         network = copy.deepcopy(self.network).to(dtype)
+        if precision.startswith("int8"):
+            for parameter in network.parameters():
+                parameter.data = of_8_bits(parameter.data, precision)
         modules = {}
         for name, module in network.named_modules():
             block = BLOCK.fullmatch(name)
@@ -96,6 +102,25 @@ class Source:
                 stages[stage] = one.numpy()
             made.append(stages)
         return made
+
+
+def of_8_bits(weight: Tensor, how: str) -> Tensor:
+    """A kernel or table (..., D) rounded to 255 steps of a scale; vectors stay as they are.
+
+    Args:
+        weight: the numbers.
+        how: what has a scale of its own: "int8_by_block" (32 numbers, or a row that they do not
+            divide), "int8_by_row" or "int8_by_tensor".
+    """
+    if weight.ndim < 2:
+        return weight
+    row = weight.shape[-1]
+    block = row if row % 32 else 32
+    length = {"int8_by_block": block, "int8_by_row": row, "int8_by_tensor": weight.numel()}[how]
+    groups = weight.reshape(-1, length)
+    scale = groups.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    steps = torch.round(groups / scale)
+    return (steps * scale).reshape(weight.shape)
 
 
 @contextmanager
