@@ -288,6 +288,8 @@ def _kron(y: Taps, x: Taps, device: torch.device, without_empty_rows: bool = Fal
     takes 0.45 of the time. A small grid reads few cells of a large table: 10 x 10 at most 400 of
     RADIO's 16,384.
     """
+    if y.of_each_row and x.of_each_row:
+        return _kron_of_equal_rows(y, x, device)
     # Row (i, j) of the product reads column (k, l) where i reads k and j reads l.
     rows = (y.rows[:, None] * x.shape[0] + x.rows).ravel()  # (Ty*Tx,)
     columns = (y.columns[:, None] * x.shape[1] + x.columns).ravel()
@@ -304,6 +306,18 @@ def _kron(y: Taps, x: Taps, device: torch.device, without_empty_rows: bool = Fal
         filled = torch.from_numpy(rows_with_taps).to(device)
     sums = _sum_of_taps(columns[by_row], offsets.astype(np.int32), weights[by_row], device)
     return sums._replace(rows=filled)
+
+
+def _kron_of_equal_rows(y: Taps, x: Taps, device: torch.device) -> SparseSum:
+    """:func:`_kron` where no row has more taps than another: nothing is sorted.
+
+    As where a table shrinks: 32 in place of 47 us, of 240 for a new grid of a 64 x 64 table.
+    """
+    of_y, of_x = y.of_each_row, x.of_each_row
+    columns = y.columns.reshape(-1, 1, of_y, 1) * x.shape[1] + x.columns.reshape(-1, 1, of_x)
+    weights = y.weights.reshape(-1, 1, of_y, 1) * x.weights.reshape(-1, 1, of_x)
+    offsets = np.arange(0, columns.size, of_y * of_x, dtype=np.int32)
+    return _sum_of_taps(columns, offsets, weights, device)  # of (h, w, of_y, of_x)
 
 
 def definition(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:

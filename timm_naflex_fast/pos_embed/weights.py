@@ -118,6 +118,7 @@ class Taps(NamedTuple):
     columns: Any
     weights: Any
     offsets: Any  # which tap is the first of each row
+    of_each_row: int  # how many taps; 0 where some rows have more than others
     shape: Size  # of the matrix
 
     def dense(self) -> Tensor:
@@ -172,7 +173,12 @@ def axis_taps(
         weights = weights[by_column]
         shape = n0, keep
     offsets = rows.searchsorted(np.arange(shape[0]))
-    return Taps(rows, columns.astype(np.int32), weights, offsets.astype(np.int32), shape)
+    most = len(rows) // shape[0]
+    are_equal = (offsets == most * np.arange(shape[0])).all() and len(rows) == most * shape[0]
+    of_each_row = most if are_equal else 0
+    return Taps(
+        rows, columns.astype(np.int32), weights, offsets.astype(np.int32), of_each_row, shape
+    )
 
 
 def _resize_axis(signals: Tensor, n: int, spec: ResizeSpec) -> Tensor:
