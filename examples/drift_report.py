@@ -13,9 +13,7 @@ import argparse
 import shlex
 import sys
 
-import digits
-
-from timm_naflex_fast.commands.cli import drift
+from timm_naflex_fast.commands.cli import checks, drift
 from timm_naflex_fast.commands.cli import main as cli
 from timm_naflex_fast.commands.measure.models import load_errors
 
@@ -27,15 +25,19 @@ def report(options: argparse.Namespace) -> int:
     if options.images:
         raise ValueError("--images goes with --model NAME; without it, the digits are measured")
     drift.check(options)
+    checks.announce("loading the digits and their model ...")
+    import digits  # it imports torch and timm, which takes seconds
+
     checkpoint = options.checkpoint or digits.CHECKPOINT
     with load_errors(f"the checkpoint {checkpoint}"):
         model = digits.load_model(checkpoint)
     _, _, images, labels = digits.split()
-    batches = list(digits.held_out_batches(images, labels))
+    batches = digits.held_out_batches(images, labels)
     options.model = "digits NaFlexVit"
     drift.measure_and_show(
         model,
         batches,
+        len(images) * len(digits.HELD_OUT_GRIDS),
         options,
         source=f"scikit-learn's held-out digits, each in {len(digits.HELD_OUT_GRIDS)} grids",
         weights=f"file {digits.Path(checkpoint).name}, trained by train_digits.py",

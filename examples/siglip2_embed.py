@@ -19,8 +19,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import timm_naflex_fast
+from timm_naflex_fast.commands.cli.main import call
 from timm_naflex_fast.commands.measure.images import image_sources, read
-from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.commands.measure.models import load_errors, load_model
+from timm_naflex_fast.commands.measure.output import (
+    check_writable,
+    progress,
+    require,
+    written_whole,
+)
 from timm_naflex_fast.pictures import patches_of, settings_of
 
 TIMM = "naflexvit_base_patch16_siglip.v2_webli"
@@ -41,12 +48,14 @@ def timm_tower(options: argparse.Namespace) -> tuple[Any, Callable[[list[Any]], 
 
 def transformers_tower(options: argparse.Namespace) -> tuple[Any, Callable[[list[Any]], Tensor]]:
     """The same with transformers' model, of the hub or of a folder."""
-    from transformers import Siglip2ImageProcessor, Siglip2VisionModel
-
+    require("--library transformers", "transformers", "torchvision")
     name = options.model or TRANSFORMERS
-    model = Siglip2VisionModel.from_pretrained(name).eval()
-    sizes = dict(patch_size=model.config.patch_size, max_num_patches=options.max_seq_len)
-    processor = Siglip2ImageProcessor.from_pretrained(name, **sizes)
+    with load_errors(f"transformers' {name}", "--model takes a folder with its files, too"):
+        from transformers import Siglip2ImageProcessor, Siglip2VisionModel
+
+        model = Siglip2VisionModel.from_pretrained(name).eval()
+        sizes = dict(patch_size=model.config.patch_size, max_num_patches=options.max_seq_len)
+        processor = Siglip2ImageProcessor.from_pretrained(name, **sizes)
 
     def embed(pictures: list[Any]) -> Tensor:
         return model(**processor(pictures, return_tensors="pt")).pooler_output
@@ -57,8 +66,35 @@ def transformers_tower(options: argparse.Namespace) -> tuple[Any, Callable[[list
 TOWERS = {"timm": timm_tower, "transformers": transformers_tower}
 
 
-def main() -> None:
+def embed_folder(options: argparse.Namespace) -> int:
     """Embed the pictures in batches, and write the file."""
+    # What can be wrong is found out before the work.
+    check_writable(options.out)
+    sources = image_sources(options.images)
+    model, embed = TOWERS[options.library](options)
+    skipped: list[str] = []
+    paths = []
+    pictures = []
+    embeddings = []
+    with timm_naflex_fast.enable(model=model), torch.inference_mode():
+        for path, picture in read(progress("pictures", sources), skipped):
+            paths.append(path)
+            pictures.append(picture)
+            if len(pictures) == options.batch_size:
+                embeddings.append(embed(pictures))
+                pictures = []
+        if pictures:
+            embeddings.append(embed(pictures))
+
+    with written_whole(options.out) as file:
+        save_file({"embeddings": torch.cat(embeddings)}, file, {"paths": json.dumps(paths)})
+    for line in skipped:
+        print(f"not readable as a picture: {line}", file=sys.stderr)
+    print(f"{options.out}: {len(paths):,} embeddings, {len(skipped):,} pictures skipped")
+    return 0
+
+
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,28 +106,4 @@ def main() -> None:
     parser.add_argument("--random-weights", action="store_true", help="timm: untrained")
     parser.add_argument("--max-seq-len", type=int, default=256, help="most patches (256)")
     parser.add_argument("--batch-size", type=int, default=16, help="pictures in a batch (16)")
-    options = parser.parse_args()
-
-    model, embed = TOWERS[options.library](options)
-    skipped: list[str] = []
-    paths = []
-    pictures = []
-    embeddings = []
-    with timm_naflex_fast.enable(model=model), torch.inference_mode():
-        for path, picture in read(image_sources(options.images), skipped):
-            paths.append(path)
-            pictures.append(picture)
-            if len(pictures) == options.batch_size:
-                embeddings.append(embed(pictures))
-                pictures = []
-        if pictures:
-            embeddings.append(embed(pictures))
-
-    save_file({"embeddings": torch.cat(embeddings)}, options.out, {"paths": json.dumps(paths)})
-    for line in skipped:
-        print(f"not readable as a picture: {line}", file=sys.stderr)
-    print(f"{options.out}: {len(paths):,} embeddings, {len(skipped):,} pictures skipped")
-
-
-if __name__ == "__main__":
-    main()
+    sys.exit(call("siglip2_embed.py", embed_folder, parser.parse_args()))

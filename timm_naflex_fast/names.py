@@ -20,7 +20,8 @@ def check_valid(argument: str, value: object, valid: Collection[str]) -> None:
     """ValueError with the valid names if ``value`` is none of them."""
     if value not in valid:
         names = ", ".join(map(repr, valid))
-        raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}")
+        meant = did_you_mean(str(value), valid)
+        raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}{meant}")
 
 
 def check_name(argument: str, value: object, valid: Collection[str]) -> str:

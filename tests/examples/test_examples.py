@@ -86,9 +86,27 @@ def test_siglip2_embed_gives_what_transformers_gives_for_each_picture_alone(
     monkeypatch.setattr(
         "sys.argv", ["siglip2_embed.py", str(tmp_path), "--out", out, *options.split()]
     )
-    with ran("matmul"):
+    with ran("matmul"), suppress(SystemExit):
         runpy.run_path(str(EXAMPLES / "siglip2_embed.py"), run_name="__main__")
     assert "3 embeddings, 1 pictures skipped" in capsys.readouterr().out
     with safe_open(out, "pt") as file:
         assert json.loads(file.metadata()["paths"]) == ["0.png", "1.png", "2.png"]
         torch.testing.assert_close(file.get_tensor("embeddings"), torch.cat(want))
+
+
+EMBED_ERRORS = {
+    "--out no/e.safetensors": "no/e.safetensors cannot be written: No such file or directory",
+    "--out e --model naflexvit_base_patch16_siglp": "did you mean naflexvit_base_patch16_siglip?",
+    "--out e --library transformers": "needs transformers: pip install transformers",
+}
+
+
+@pytest.mark.parametrize("options", EMBED_ERRORS)
+def test_siglip2_embed_tells_in_one_line_what_is_wrong(options, photos, monkeypatch, capsys):
+    monkeypatch.chdir(photos)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("sys.argv", ["siglip2_embed.py", ".", *options.split()])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(EXAMPLES / "siglip2_embed.py"), run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(EMBED_ERRORS[options] + "; nothing is changed" * ("no/" in options))

@@ -1,5 +1,6 @@
 """What several tests do: set and put back, watch operators, run a case in one of its forms."""
 
+import resource
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,6 +26,13 @@ def during(change, value, after):
         yield
     finally:
         change(after)
+
+
+def full_disk(size):
+    """Inside, no file may become larger than so many bytes: then writing fails as on a full disk."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE)
+    return during(limit, (size, most), (before, most))
 
 
 class Watch(TorchDispatchMode):

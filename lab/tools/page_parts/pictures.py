@@ -2,7 +2,7 @@
 
 from lab.tools.page_parts.results import OURS, RESULTS, ROOT, read_one
 from timm_naflex_fast.commands.measure.contenders import BASELINE
-from timm_naflex_fast.commands.measure.drift.plots import curves
+from timm_naflex_fast.commands.measure.drift.report import render
 
 INK = {"graphs.svg": "#1f2328", "graphs_dark.svg": "#e6edf3"}  # on a light page, on a dark one
 BOX = 28
@@ -51,5 +51,6 @@ def draw_graphs() -> None:
 def draw_drift() -> None:
     """Draw the picture of drift on the digits."""
     report = read_one("drift/digits/report")
-    picture = curves(report["survey"]["grids"], ("grid_sample", OURS))
-    picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
+    names = ("grid_sample", OURS)
+    picture = render("dots.svg.j2", grids=report["survey"]["grids"], names=names)
+    (RESULTS / "drift" / "digits" / "drift.svg").write_text(picture)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_a_port_that_parts_has_status_1_and_figures_as_json(port, tmp_path, comp
     (row,) = [row for row in found["stages"] if row["parting"]]
     assert (row["stage"], row["parting"], row["compared"]) == ("block_1", [1], 10)
     assert all(sentence in printed for sentence in found["verdict"])
+
+
+def test_on_a_full_disk_the_old_figures_stay(port, tmp_path, compare):
+    file = tmp_path / "figures.json"
+    file.write_text("old")
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))
+    try:
+        status, printed = compare(KIT, port, "--json", str(file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+    assert status == 2 and "figures.json cannot be written: File too large" in printed
+    assert file.read_text() == "old" and not [*tmp_path.glob(".*")]
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8"])

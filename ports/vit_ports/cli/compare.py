@@ -12,7 +12,7 @@ from .. import __version__
 from ..compare import compare_folders
 from ..format import PRECISIONS, read_about
 from ..verdict import as_json, cells, sentences
-from .output import coloured, table
+from .output import coloured, table, write_whole
 
 PARTS = 1  # the exit status
 MISSING = 2  # as an error
@@ -79,7 +79,7 @@ def compare(options: argparse.Namespace) -> int:
         if options.json == "-":
             sys.stdout.write(text)
         else:
-            Path(options.json).write_text(text, encoding="utf-8")
+            write_whole(Path(options.json), text)
     if found.missing and not options.partial:
         return MISSING
     return 0 if found.first is None else PARTS

@@ -1,12 +1,14 @@
-"""What the commands print: words that a terminal may show, and tables.
+"""What the commands print and write: words that a terminal may show, tables, files.
 
-Tests: ports/tests/cli/test_main.py.
+Tests: ports/tests/cli/test_main.py, test_compare.py.
 """
 
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 def printable(text: object) -> str:
@@ -20,6 +22,26 @@ def printable(text: object) -> str:
             character = ascii(character)[1:-1]
         characters.append(character)
     return "".join(characters)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write beside ``file``, then take its place.
+
+    Raises:
+        OSError: it cannot be written (no such folder, a full disk); what was there stays.
+    """
+    try:
+        # Nothing can take the place of a terminal or a pipe.
+        if file.exists() and not file.is_file():
+            file.write_text(text, encoding="utf-8")
+            return
+        place = file.resolve()  # a link stays one
+        with TemporaryDirectory(dir=place.parent, prefix=".vit-ports-") as folder:
+            made = Path(folder, place.name)
+            made.write_text(text, encoding="utf-8")
+            made.replace(place)
+    except OSError as error:
+        raise OSError(f"{file} cannot be written: {error.strerror}; nothing is changed") from error
 
 
 def table(lines: Sequence[Mapping[str, str]]) -> str:

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import timm
+import torch
 
 from tests.support.json_page import named
 from tests.support.running import ran
@@ -67,6 +68,13 @@ def test_stock_breaks_and_matmul_is_one_graph_and_the_page_names_every_field(
     assert {*record} - named("Where figures come from") == {"rows"}
     quartiles = {"first_quartile_ms", "third_quartile_ms", "rounds"}
     assert {"rows", *ours} | quartiles == named("bench") - {"stock", "--compile"}
+
+
+def test_without_a_gpu_cuda_is_refused_before_a_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench("--device cuda") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("naflex-fast bench: --device cuda: torch sees no GPU")
 
 
 def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch, capsys):

@@ -1,11 +1,14 @@
 """``naflex-fast drift`` from end to end."""
 
 import json
+import re
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from tests.support.checks import full_disk
 from tests.support.json_page import named
 from tests.support.running import ran
 from timm_naflex_fast.commands.cli import main as cli
@@ -21,7 +24,7 @@ SMALL = (
 @pytest.mark.parametrize(
     ("options", "missing", "says"),
     [
-        (["--out", "report"], "matplotlib", "--out needs matplotlib: pip install matplotlib"),
+        (["--out", "report"], "jinja2", "--out needs jinja2: pip install jinja2"),
         ([], "skimage", "pip install scikit-image"),
     ],
 )
@@ -39,7 +42,7 @@ def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
 
 
 def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
     (photos / "broken.png").write_text("no image")
     options = (
         "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 --batch-size 2 "
@@ -71,3 +74,30 @@ def test_with_json_on_stdout_the_words_go_to_stderr(photos, capsys):
     out, err = capsys.readouterr()
     assert set(json.loads(out)["survey"]["drift"]) == {"stock", "matmul"}
     assert "Drift from timm's result" in err
+
+
+@ran("matmul")
+def test_the_bar_counts_pictures_in_each_mode_and_ends_full(photos, monkeypatch):
+    terminal = StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert cli.main(["drift", *SMALL, "--images", str(photos), "--modes", "matmul"]) == 0
+    assert re.search(r"measuring: 100%.* 8/8 ", terminal.getvalue())  # four pictures, two modes
+
+
+@ran("matmul")
+@pytest.mark.parametrize("options", [["--json", "old.json"], ["--out", "."]])
+def test_on_a_full_disk_the_old_file_stays_and_nothing_is_beside_it(
+    options, photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    names = ("old.json", "report.html", "report.json")
+    for name in names:
+        Path(name).write_text("old")
+    given = ["drift", *SMALL, "--images", str(photos), "--modes", "matmul", *options]
+    with full_disk(100):
+        assert cli.main(given) == 2
+    assert "cannot be written: File too large; nothing is changed" in capsys.readouterr().err
+    assert {file.name for file in Path().iterdir() if file.is_file()} == {*names}
+    assert not [*Path().glob(".*")]
+    assert {Path(name).read_text() for name in names} == {"old"}

@@ -7,10 +7,12 @@ import re
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from tests.support.checks import slow
 from tests.support.json_page import PAGE, named
@@ -52,7 +54,7 @@ def exported(request, tmp_path_factory):
 @EXPORTS
 def test_a_file_is_right_in_every_runtime_and_what_was_found_is_on_the_page(exported):
     file, said, found = exported
-    right = re.findall(r"^(.*?)  +float32.*\S+e-0\d +\S+e-\d\d  right$", said, re.M)
+    right = re.findall(r"^(.*?)  +float32.*\S+e-0\d +\S+e-\d\d  ✓ right$", said, re.M)
     assert right == runtimes_for(file)
     for check in found["checks"]:
         if check["runtime"] == "OpenVINO" and check["is_default"]:
@@ -168,7 +170,7 @@ def test_a_file_that_a_runtime_gets_wrong_is_not_written(runtime, tmp_path, caps
         assert export(file) == 1
         assert [*tmp_path.iterdir()] == [file] and file.read_text() == "the old one"
         out = capsys.readouterr().out
-        assert f"not written: {file}" in out and "  wrong\n" in out
+        assert f"not written: {file}" in out and "  ✗ wrong\n" in out
 
 
 def test_each_precision_has_a_line_and_float32_decides(runtime, tmp_path, capsys):
@@ -176,12 +178,34 @@ def test_each_precision_has_a_line_and_float32_decides(runtime, tmp_path, capsys
     file = tmp_path / "m.pt2"
     assert export(file, "--json", str(tmp_path / "found.json")) == 0
     out = capsys.readouterr().out
-    says = "  bfloat16, its default here .*  not right: set float32\ntorch.export  float32  .*  right\n"
+    says = "  bfloat16, its default here .*  ✗ not right: set float32\ntorch.export  float32  .*  ✓ right\n"
     assert re.search(says, out)
     found = json.loads((tmp_path / "found.json").read_text())
     kinds = [(line["precision"], line["is_default"], line["right"]) for line in found["checks"]]
     assert kinds == [("bfloat16", True, False), ("float32", False, True)]
     assert found["written"] and file.read_text() == "the new one"
+
+
+def test_where_a_wrong_file_would_give_the_same_there_is_no_answer(runtime, tmp_path, capsys):
+    runtime(float32=same)
+    model, _ = load_model(MODEL, random_weights=True, **KWARGS)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    save_file(zeros, tmp_path / "zeros.safetensors")
+    given = [f"--checkpoint={tmp_path / 'zeros.safetensors'}", *SMALL[1:]]
+    assert main(["export", "--out", str(tmp_path / "m.pt2"), "--model", MODEL, *given]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"its default here +- +- +no answer: every picture gives the same", out)
+
+
+@pytest.mark.parametrize("name", ["m.pt2", "m.onnx"])
+def test_too_little_space_is_told_before_the_work(name, runtime, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(work, "write", None)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
+    assert export(tmp_path / name) == 2
+    says = r"needs 0\.4 MB of free space, twice the weights; there are 0\.1"
+    assert re.search(says, capsys.readouterr().err)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_size_that_the_patches_do_not_fill_is_one_line(tmp_path, capsys):

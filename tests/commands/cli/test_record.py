@@ -1,14 +1,13 @@
 """``naflex-fast record`` writes the stages of a model, whole or not at all."""
 
-import resource
 import stat
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support import tiny_siglip2
+from tests.support.checks import full_disk
 from tests.support.running import ran
 from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.commands.measure import output
@@ -101,29 +100,18 @@ def test_force_replaces_a_recording_and_nothing_else(record):
     assert (out / "thesis.json").exists()
 
 
-@contextmanager
-def full_disk():
-    """No file may become larger than 20 kB: then writing fails as on a full disk."""
-    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
-
-
 def test_on_a_full_disk_nothing_is_left(record, tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()
-    with full_disk():
+    with full_disk(20_000):
         status, said, _ = record(*MODEL, *SMALL, "--no-mistakes", out=folder / "REF")
     assert status == 2 and "File too large" in said
     assert list(folder.iterdir()) == []
 
 
 OTHER_TOWERS = {
-    "pos_embed=none": "only it or Siglip2's tower has: ['embeds.pos_embed'",
-    "reg_tokens=4": "only it or Siglip2's tower has: ['embeds.reg_token'",
+    "pos_embed=none": "no NaFlex tower of SigLIP-2: it lacks embeds.pos_embed (1)",
+    "reg_tokens=4": "no NaFlex tower of SigLIP-2: it also has embeds.reg_token (1)",
     "pos_embed_grid_size=(4,6)": "its position table has 4 x 6 cells",
 }
 

@@ -137,12 +137,12 @@ CHANGES = {
     "a block short of a tensor": (
         [KEY],
         {},
-        rf"1 names that only it or Siglip2's tower has: \['{KEY}'\]",
+        rf"no NaFlex tower of SigLIP-2: it lacks {KEY} \(1\)",
     ),
     "one tensor more": (
         [],
         {"embeddings.cls_token": (1,)},
-        r"1 names that only it or Siglip2's tower has: \['embeddings.cls_token'\]",
+        r"no NaFlex tower of SigLIP-2: it also has embeddings.cls_token \(1\)",
     ),
     "a table that is no square": (
         [],
@@ -175,6 +175,12 @@ def test_a_tower_that_is_not_whole_is_an_error_with_numbers_and_names(change, to
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path, num_heads=4)
+
+
+def test_a_table_of_another_size_leads_to_the_function_that_resizes_it(whole, tmp_path):
+    file = save_in_form("timm", whole, tmp_path)
+    with pytest.raises(RuntimeError, match=r"size mismatch.*functional\.resample_pos_embed$"):
+        load_model(FAMILY, file, num_heads=4, embed_dim=64, depth=2, pos_embed_grid_size=(9, 9))
 
 
 def test_a_lost_shard_is_named(whole, tmp_path):

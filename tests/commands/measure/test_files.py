@@ -43,6 +43,36 @@ def test_to_ask_whether_a_file_can_be_written_changes_nothing(tmp_path):
     assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "is_terminal", "shown"),
+    [
+        ("utf-8", False, "✓ yes ✗ no"),
+        ("ascii", True, "+ yes x no"),
+        ("utf-8", True, "\x1b[32m✓\x1b[0m yes \x1b[31m✗\x1b[0m no"),
+    ],
+)
+def test_marks_are_in_colour_on_a_terminal_and_plain_where_the_encoding_lacks_them(
+    encoding, is_terminal, shown, monkeypatch
+):
+    console = Mock(encoding=encoding, isatty=lambda: is_terminal)
+    monkeypatch.setattr("sys.stdout", console)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert output.marked("✓ yes ✗ no") == shown
+
+
+def test_a_pipe_is_written_to_and_a_link_stays_one(tmp_path):
+    read, write = os.pipe()
+    with output.written_whole(f"/dev/fd/{write}") as file:
+        file.write_text("figures")
+    assert os.read(read, 99) == b"figures"
+    for end in (read, write):
+        os.close(end)
+    (tmp_path / "link").symlink_to("place")
+    with output.written_whole(tmp_path / "link") as file:
+        file.write_text("figures")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "place").read_text() == "figures"
+
+
 def test_what_is_no_number_is_null_in_json():
     text = output.to_json({"a": [float("inf"), float("nan"), 1.5]})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, None, 1.5]}

@@ -10,7 +10,7 @@ from ...text_table import table
 from ..measure.contenders import BASELINE
 from ..measure.models import DTYPES, add_model_arguments
 from ..measure.output import positive, provenance
-from .checks import announce, check_model_options
+from .checks import announce, check_device, check_model_options
 
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
@@ -76,6 +76,7 @@ def bench(options: argparse.Namespace) -> int:
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
+    check_device(options.device)
     announce(f"loading {options.model} ...")
     from ..measure.bench import model as whole
 

@@ -8,24 +8,39 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..measure.models import load_model
+from ..measure.models import check_model, load_model
 from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
 
 
 def check_model_options(options: argparse.Namespace) -> None:
-    """Refuse options that name no model, or weights that are not there.
+    """Refuse options that name no model of timm's, or weights that are not there.
 
     Raises:
-        ValueError: no model; a checkpoint that is not there, or a folder without weights.
+        ValueError: no model, or one that timm does not know; a checkpoint that is not there, or a folder without weights.
     """
     if not options.model:
         raise ValueError(
             "a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli"
         )
+    check_model(options.model)
     if options.checkpoint:
         find_weights(options.checkpoint)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine has not.
+
+    Raises:
+        ValueError: CUDA, where torch sees no GPU.
+    """
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            built = torch.version.cuda or "no CUDA"
+            raise ValueError(f"--device cuda: torch sees no GPU (it was built for {built})")
 
 
 def load_as_chosen(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:

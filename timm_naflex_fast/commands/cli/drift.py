@@ -10,7 +10,7 @@ from ...text_table import table
 from ..measure import images
 from ..measure.contenders import CONTENDERS
 from ..measure.models import DTYPES, add_model_arguments
-from ..measure.output import positive, printable, progress, provenance, require
+from ..measure.output import marked, positive, printable, provenance, require
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
 
@@ -67,10 +67,8 @@ def drift(options: argparse.Namespace) -> int:
     model, weights = load_as_chosen(options, dtype=options.dtype)
     settings = images.eval_settings(model, options.max_seq_len, options.interpolation)
     skipped: list[str] = []
-    batches = images.naflex_batches(
-        progress("measuring", sources), settings, options.batch_size, skipped
-    )
-    measure_and_show(model, batches, options, weights, source, skipped)
+    batches = images.naflex_batches(sources, settings, options.batch_size, skipped)
+    measure_and_show(model, batches, len(sources), options, weights, source, skipped)
     return 0
 
 
@@ -82,13 +80,14 @@ def check(options: argparse.Namespace) -> None:
         RuntimeError: ``--out`` needs a package that is not installed.
     """
     if options.out:
-        require("--out", "matplotlib", "jinja2")
+        require("--out", "jinja2")
         Path(options.out).mkdir(parents=True, exist_ok=True)
 
 
 def measure_and_show(
     model: Any,
     batches: Any,
+    number: int,
     options: argparse.Namespace,
     weights: str,
     source: str,
@@ -99,6 +98,7 @@ def measure_and_show(
     Args:
         model: a NaFlexVit.
         batches: as ``survey`` takes them.
+        number: of images, for the progress bar.
         options: of the command.
         weights: in words, which weights the model holds.
         source: in words, where the images come from.
@@ -111,12 +111,11 @@ def measure_and_show(
     if modes is None:
         # A report compares with timm's own settings too; who only looks need not wait for them.
         modes = CONTENDERS if options.out else STRATEGY_NAMES
-    found = survey(model, batches, modes)
+    found = survey(model, batches, modes, number)
     announce_skipped(skipped)
     answer = headline(found)
     print(f"Drift from timm's result: {options.model}; weights: {weights}")
-    print(table(rows(found)))
-    print(answer)
+    print(marked(f"{table(rows(found))}\n{answer}"))
     # As they are now, whether the weights' settings or --model-kwargs made them so.
     settings = [f"{name} {value}" for name, value in vars(model.embeds).items()]
     record = {

@@ -10,7 +10,7 @@ from ... import __version__
 from ...pictures import settings_of
 from ...text_table import table
 from ..measure.models import add_model_arguments, fingerprint
-from ..measure.output import check_writable, positive, printable, provenance, require
+from ..measure.output import check_writable, marked, positive, printable, provenance, require
 from .checks import announce, check_model_options, load_as_chosen
 
 EPILOG = (
@@ -104,24 +104,34 @@ def _show(checks: Sequence[dict[str, Any]]) -> None:
     lines = []
     for check in checks:
         precision = check["precision"]
-        verdict = "right"
+        found = check["differences"]
+        verdict = "✓ right"
         if not check["right"]:
             # A runtime that rounds more by default is no fault of the file.
-            verdict = "wrong" if precision == "float32" else "not right: set float32"
+            verdict = "✗ wrong" if precision == "float32" else "✗ not right: set float32"
+        elif found["model"] is None:
+            verdict = "no answer: every picture gives the same, a wrong file would give it too"
         if check["is_default"]:
             precision += ", its default here"
-        off = {part: f"{difference:.1e}" for part, difference in check["differences"].items()}
+        off = {part: "-" if one is None else f"{one:.1e}" for part, one in found.items()}
         lines.append({"runtime": check["runtime"], "precision": precision, **off, "": verdict})
-    print(table(lines))
+    print(marked(table(lines)))
 
 
 def runtimes_for(out: Path) -> list[str]:
     """The runtimes here that can run such a file.
 
     Raises:
-        ValueError: a suffix that is not known.
+        ValueError: a suffix that is not known, or a path that is not UTF-8.
         RuntimeError: what writes such files is not installed; names all that is missing.
     """
+    try:
+        str(out.resolve()).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the path of --out must be UTF-8, which is all that the runtimes take; got "
+            f"{printable(out)} (in a C locale set PYTHONUTF8=1)"
+        ) from error
     if out.suffix == ".pt2":
         return ["torch.export"]
     if out.suffix != ".onnx":

@@ -11,12 +11,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from pathlib import Path
 from typing import NoReturn
 
 from ... import __version__
 from ...names import did_you_mean
-from ..measure.output import check_writable, one_line, printable, to_json
+from ..measure.output import check_writable, one_line, printable, to_json, written_whole
 
 # By what they are for; each is a function of the module of its name.
 LIST = """\
@@ -143,5 +142,6 @@ def _figures(options: argparse.Namespace) -> Iterator[None]:
         if options.figures and file == "-":
             sys.stdout.write(to_json(options.figures))
         elif options.figures and file:
-            Path(file).write_text(to_json(options.figures), encoding="utf-8")
+            with written_whole(file) as made:
+                made.write_text(to_json(options.figures), encoding="utf-8")
         sys.stdout.flush()

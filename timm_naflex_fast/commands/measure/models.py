@@ -3,8 +3,10 @@
 import argparse
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ TAKEN = (
     "index of shards (.index.json), a folder with one of these, or OWNER/NAME of a model in the "
     "hub's cache; --model-kwargs takes the model's options, e.g. 'pos_embed_grid_size=(24, 24)'; "
     "--random-weights takes an untrained model"
+)
+RESIZED = (
+    "give the model the table's size, as --model-kwargs 'pos_embed_grid_size=(24, 24)', or the table "
+    "the model's, by timm_naflex_fast.functional.resample_pos_embed"
 )
 
 
@@ -64,10 +70,12 @@ def check_model(name: str) -> None:
     Raises:
         ValueError: timm does not know it.
     """
-    import timm
-
+    # To ask timm itself takes seconds: it imports torch. Each of its models is a function.
+    timm: Any = find_spec("timm")
+    names: list[str] = []
+    for file in Path(timm.origin).parent.glob("models/*.py"):
+        names += re.findall(r"^def ((?:naflexvit|vit)_\w+)\(", file.read_text("utf-8"), re.M)
     family = name.split(".")[0]
-    names = timm.list_models(["naflexvit*", "vit_*"])
     if family not in names:
         raise ValueError(
             f"timm has no NaFlexVit {name!r}; valid: naflexvit_* and vit_* of timm.list_models(); "
@@ -177,6 +185,8 @@ def load_errors(what: str, advice: str = TAKEN) -> Iterator[None]:
         text = one_line(error)
         if "weights_only" in text:  # torch and timm go on with unsafe advice
             text = "it holds other things than tensors, or is damaged"
+        if "size mismatch for embeds.pos_embed" in text:
+            advice = RESIZED
         raise RuntimeError(f"{what} cannot be loaded ({text}); {advice}") from error
 
 

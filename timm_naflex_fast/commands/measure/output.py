@@ -8,11 +8,13 @@ import json
 import os
 import platform
 import re
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 
@@ -60,24 +62,65 @@ def require(what: str, *packages: str) -> None:
         raise RuntimeError(f"{what} needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
-def progress(what: str, parts: Iterable[Any]) -> Any:
-    """The parts of a long work, one after the other, with a tqdm bar on a terminal's stderr."""
+def progress(what: str, parts: Iterable[Any] | None = None, total: int | None = None) -> Any:
+    """The parts of a long work, one after the other, with a tqdm bar on a terminal's stderr.
+
+    Without ``parts`` a bar of ``total`` steps, whose ``update(n)`` tells what is done.
+    """
     from tqdm import tqdm
 
-    return tqdm(parts, desc=what, disable=None)
+    return tqdm(parts, desc=what, total=total, disable=None)
+
+
+def marked(text: str) -> str:
+    """The marks of a text, ✓ and ✗, as stdout shows them.
+
+    In green and red on a terminal, and as + and x in an encoding that lacks them.
+    """
+    is_terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for mark, plain, colour in (("✓", "+", 32), ("✗", "x", 31)):
+        shown = mark
+        if is_terminal:
+            shown = f"\x1b[{colour}m{mark}\x1b[0m"
+        try:
+            mark.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            shown = plain
+        text = text.replace(mark, shown)
+    return text
+
+
+@contextmanager
+def written_whole(file: str | Path) -> Iterator[Path]:
+    """A path to write to, in a hidden folder beside ``file``.
+
+    At the end all that lies in that folder goes beside it, and takes the place of what has its name.
+    Where something is raised inside, nothing does.
+
+    Raises:
+        OSError: the file cannot be written (no such folder, a full disk); what was there stays.
+    """
+    path = Path(file)
+    try:
+        # Nothing can take the place of a terminal or a pipe.
+        if path.exists() and not path.is_file():
+            path.open("ab").close()
+            yield path
+            return
+        path = path.resolve()  # a link stays one
+        with TemporaryDirectory(dir=path.parent, prefix=".naflex-fast-") as folder:
+            yield Path(folder, path.name)
+            for made in Path(folder).iterdir():
+                made.replace(path.with_name(made.name))
+    except OSError as error:
+        why = error.strerror or error
+        raise OSError(f"{printable(file)} cannot be written: {why}; nothing is changed") from error
 
 
 def check_writable(file: str | Path) -> None:
-    """Find out before the measurement whether a result can be written; what is there stays.
-
-    Raises:
-        OSError: it cannot.
-    """
-    path = Path(file)
-    is_new = not path.exists()
-    path.open("ab").close()
-    if is_new:
-        path.unlink()
+    """Find out before the work whether a result can be written; errors as ``written_whole``."""
+    with written_whole(file):
+        pass
 
 
 def to_json(record: Mapping[str, Any]) -> str:
@@ -96,20 +139,13 @@ def provenance(command: str) -> dict[str, Any]:
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return {
-        **origin(command),
-        "machine": machine,
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-    }
-
-
-def origin(command: str) -> dict[str, str]:
-    """What of ``provenance`` is known without torch."""
-    return {
         "command": printable(command),
         **code_version(),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
+        "machine": machine,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
     }
 
 

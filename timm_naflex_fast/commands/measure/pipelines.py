@@ -23,6 +23,7 @@ from .checkpoints import read_config
 from .contenders import BASELINE, use
 from .images import eval_settings
 from .models import load_errors
+from .output import progress
 from .tower_names import to_transformers
 
 # The modules that end a stage; blocks beside them.
@@ -87,7 +88,7 @@ class Source:
             elif name in self.names:
                 modules[module] = self.names[name]
         made = []
-        for own in given:
+        for own in progress(f"pictures, {precision}", given):
             grid = torch.tensor(own["grid"], dtype=torch.long)
             valid = torch.arange(self.max_patches) < grid.prod()
             pixels = torch.zeros(len(valid), own["pixels"].shape[1], dtype=dtype)

@@ -36,6 +36,7 @@ BLOCK = re.compile(r"(?:blocks|layers)\.(\d+)\.")
 POOLING = ("attn_pool.", "head.")  # the head that pools, which a tower may lack
 PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C)
+SHOWN = 3  # names of tensors that are missing, or are too many
 CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
 
 
@@ -104,12 +105,15 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
             if back:
                 old, new = new, old
             pairs[old] = new
-    others = sorted(tower.keys() ^ chain.from_iterable(pairs))
-    if others:
-        raise ValueError(
-            f"{len(others)} names that only it or Siglip2's tower has: {others[:3]}; valid are "
-            "SigLIP-2's NaFlex towers"
-        )
+    known = set(chain.from_iterable(pairs))
+    differences = {"lacks": known - tower.keys(), "also has": tower.keys() - known}
+    said = []
+    for words, names in differences.items():
+        if names:
+            first = ", ".join(sorted(names)[:SHOWN])
+            said.append(f"it {words} {first}{' ...' if len(names) > SHOWN else ''} ({len(names)})")
+    if said:
+        raise ValueError(f"no NaFlex tower of SigLIP-2: {'; '.join(said)}")
     result: dict[str, Any] = {}
     for old_names, new_names in pairs.items():
         whole = torch.cat([tower[name] for name in old_names])

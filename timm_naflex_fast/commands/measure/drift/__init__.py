@@ -1,4 +1,4 @@
 """How far each mode moves a model from timm's own result.
 
-survey (run, compare) -> report (words, table, files) -> plots
+survey (run, compare) -> report (words, table, files)
 """

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ....names import STRATEGY_NAMES
-from ..output import to_json
+from ..contenders import BASELINE
+from ..output import to_json, written_whole
 from .survey import Survey, is_exact, why_unknown
 
 HEADINGS = {
@@ -16,6 +17,15 @@ HEADINGS = {
     "agreement": "same class",
     "accuracy": "accuracy",
 }
+# The verdicts on a mode, and how each goes on in the sentence of the answer.
+EQUAL = "✓ but for rounding"
+DIFFERENT = "✗ no"
+UNKNOWN = "no answer"
+SENTENCE = {
+    EQUAL: "timm's result, but for rounding, came from ✓",
+    DIFFERENT: "another result came from ✗",
+    UNKNOWN: "no answer for",
+}
 # The other columns are shares.
 NUMBERS = ("embed_max_abs", "pooled_cosine_distance")
 
@@ -25,27 +35,32 @@ def headline(survey: Survey) -> str:
 
     Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    said: dict[str, list[str]] = {
-        "equal to timm but for rounding": [],
-        "not equal": [],
-        "no answer": [],
-    }
+    said: dict[str, list[str]] = {word: [] for word in SENTENCE}
     for name in STRATEGY_NAMES:
         if name not in survey["drift"]:
             continue
-        why = why_unknown(survey, name)
-        if not is_exact(survey, name):
+        word = verdict(survey, name)
+        why = ""
+        if word == DIFFERENT:
             off = percent(survey["drift"][name]["embed_rel_rms"])
-            said["not equal"].append(f"`{name}` (tokens off by {off}, RMS)")
-        elif why:
-            said["no answer"].append(f"`{name}` ({why})")
-        else:
-            said["equal to timm but for rounding"].append(f"`{name}`")
-    answer = f"{survey['images']:,} images"
-    for words, names in said.items():
-        if names:
-            answer += f"; {words}: {', '.join(names)}"
-    return answer
+            why = f" (tokens off by {off}, RMS)"
+        elif word == UNKNOWN:
+            why = f" ({why_unknown(survey, name)})"
+        said[word].append(f"`{name}`{why}")
+    parts = [f"{SENTENCE[word]} {', '.join(names)}" for word, names in said.items() if names]
+    plural = "s" * (survey["images"] > 1)
+    return f"On {survey['images']:,} image{plural} {'; '.join(parts)}"
+
+
+def verdict(survey: Survey, name: str) -> str:
+    """Whether a mode gave timm's result on these images."""
+    if name == BASELINE:
+        return "itself"
+    if not is_exact(survey, name):
+        return DIFFERENT
+    if why_unknown(survey, name):
+        return UNKNOWN
+    return EQUAL
 
 
 def percent(value: float) -> str:
@@ -61,7 +76,7 @@ def rows(survey: Survey) -> list[dict[str, str]]:
     """The table, a line for each mode: by heading, without what was not measured."""
     lines = []
     for name, drift in survey["drift"].items():
-        line = {"mode": name}
+        line = {"mode": name, "timm's result": verdict(survey, name)}
         for key, heading in HEADINGS.items():
             value = drift[key]
             if value is None:
@@ -77,6 +92,15 @@ def rows(survey: Survey) -> list[dict[str, str]]:
     return lines
 
 
+def render(template: str, **values: Any) -> str:
+    """One of the templates beside this file, filled with these values."""
+    from jinja2 import Environment, FileSystemLoader
+
+    forms = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    forms.filters["percent"] = percent
+    return forms.get_template(template).render(values)
+
+
 def write(record: Mapping[str, Any], folder: str | Path) -> None:
     """Write report.json and report.html into ``folder``.
 
@@ -87,18 +111,8 @@ def write(record: Mapping[str, Any], folder: str | Path) -> None:
     Raises:
         OSError: one cannot be written.
     """
-    from jinja2 import Template
-
-    from .plots import curves, svg
-
-    survey = record["survey"]
-    plots = {}
-    for name in survey["drift"]:
-        # A mode that gives timm's result has no difference to show.
-        if not is_exact(survey, name):
-            plots[name] = svg(curves(survey["grids"], [name]))
-    form = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    page = Template(form, autoescape=True).render(record, rows=rows(survey), plots=plots)
-    Path(folder, "report.json").write_text(to_json(record), encoding="utf-8")
-    html = Path(folder, "report.html")
-    html.write_text(page, encoding="utf-8", errors="backslashreplace")
+    page = render("report.html.j2", **record, rows=rows(record["survey"]))
+    # Both or none.
+    with written_whole(Path(folder, "report.html")) as html:
+        html.write_text(page, encoding="utf-8", errors="backslashreplace")
+        html.with_name("report.json").write_text(to_json(record), encoding="utf-8")

@@ -11,6 +11,7 @@ from ....names import STRATEGY_NAMES
 from ....patching.timm_methods import read_embeds
 from ....pos_embed.table import whole
 from ..contenders import BASELINE, use
+from ..output import progress
 from ..pipelines import recorded
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
@@ -23,13 +24,19 @@ AT_ONCE = 1024  # images are compared with all others
 MEANS = ("pooled_cosine_distance", "neighbours", "agreement", "accuracy")  # over images
 
 
-def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) -> Survey:
+def survey(
+    model: Any,
+    batches: Batches,
+    modes: Iterable[str] = STRATEGY_NAMES,
+    images: int | None = None,
+) -> Survey:
     """Drift of each mode from timm's own result, on the CPU and in the model's dtype.
 
     Args:
         model: a timm NaFlexVit in eval mode.
         batches: (input dict of timm's NaFlex collator, labels (B,) or None).
         modes: names out of ``CONTENDERS``.
+        images: how many there are, for the progress bar.
 
     Returns:
         The number of "images"; "drift", the figures of each mode, stock first; and "grids", a list
@@ -53,16 +60,21 @@ def survey(model: Any, batches: Batches, modes: Iterable[str] = STRATEGY_NAMES) 
     """
     tables, _ = read_embeds(model.embeds)
     parts: dict[str, list[Tensors]] = {name: [] for name in [BASELINE, *modes]}
-    for batch, labels in batches:
-        outputs = {name: _forward(model, batch, name) for name in parts}
-        for name, ours in outputs.items():
-            found = _compare(ours, outputs[BASELINE], labels, len(tables))
-            parts[name].append(found)
+    total = images and images * len(parts)
+    with progress("measuring", total=total) as bar:
+        for batch, labels in batches:
+            timms = _forward(model, batch, BASELINE)
+            for name, found in parts.items():
+                ours = timms if name == BASELINE else _forward(model, batch, name)
+                found.append(_compare(ours, timms, labels, len(tables)))
+                bar.update(len(ours["grid"]))
     results: dict[str, Tensors] = {}
     for name, some in parts.items():
         results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
     timms = results[BASELINE]
-    drift = {name: _drift(ours, timms) for name, ours in results.items()}
+    drift = {}
+    for name, ours in progress("comparing", results.items()):
+        drift[name] = _drift(ours, timms)
     grids = [
         _of_grid(grid, whole(tables).shape[:2], results) for grid in timms["grid"].unique(dim=0)
     ]
