@@ -207,6 +207,6 @@ def exported() -> Iterator[list[Row]]:
                 program = export.write(module, batches[0], free, file)
             sides = {BASELINE: always(partial(module, **inputs))}
             for name, load in export.LOADERS.items():
-                run = load(file, program)[export.FLOAT32]
+                run = load(file, program)
                 sides[name] = always(partial(run, inputs))
             yield time_race({**facts, "about": {"part": part}}, sides, 60.0)

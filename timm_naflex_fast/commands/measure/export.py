@@ -33,10 +33,7 @@ BATCHES = (
 # How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
 # what is wrong in a model is off by 1e-2 and more. The embeddings alone: what holds in PyTorch.
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
-FLOAT32 = "float32"
 METADATA = "metadata.json"  # the name that a .pt2 file gives its metadata
-OPENVINO_PRECISION = "INFERENCE_PRECISION_HINT"
-PRECISIONS = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}  # OpenVINO's names of them
 
 
 class Naflex(torch.nn.Module):
@@ -108,15 +105,16 @@ def export(
         metadata: texts by their names, which the file keeps.
 
     Returns:
-        The checks, one for each runtime and precision: ``runtime``; ``precision``, in which it
-        computes; ``is_default``, whether it does so on this machine when nobody chooses;
-        ``differences`` relative to the largest number, of the "model", and of the position
-        "embeddings" alone, None where a wrong file would have given the same; ``right``, whether they are allowed, as NaN is not. And whether every
-        runtime is right in float32, and so the file was written.
+        The checks, one for each runtime: ``runtime``; ``differences`` relative to the largest
+        number, of the "model", and of the position "embeddings" alone, None where a wrong file would
+        have given the same; ``right``, whether they are allowed, as NaN is not. And whether every
+        runtime is right, and so the file was written.
     """
     check_space(model, out)
     (example, *unseen), free = make_inputs(model, size)
-    checks: dict[tuple[str, str], dict[str, Any]] = {}  # by runtime and precision
+    checks: list[dict[str, Any]] = [
+        {"runtime": runtime, "differences": {}, "right": True} for runtime in runtimes
+    ]
     bar = progress("exporting and comparing", total=2 * (1 + len(runtimes)))
     with torch.no_grad(), TemporaryDirectory() as aside, written_whole(out) as made, bar:
         parts = {
@@ -132,31 +130,20 @@ def export(
                 program = write(module, example, free, file, metadata)
             bar.update()
             could_fail = _could_fail(part, wanted)
-            for runtime in runtimes:
-                runs = LOADERS[runtime](file, program)
-                default = next(iter(runs))
-                for precision, run in runs.items():
-                    new = {
-                        "runtime": runtime,
-                        "precision": precision,
-                        "is_default": precision == default,
-                        "differences": {},
-                        "right": True,
-                    }
-                    check = checks.setdefault((runtime, precision), new)
-                    off = _largest_difference(run, unseen, wanted)
-                    is_right = off <= TOLERANCES[part]
-                    check["right"] &= is_right
-                    check["differences"][part] = off if could_fail or not is_right else None
+            for check in checks:
+                run = LOADERS[check["runtime"]](file, program)
+                off = _largest_difference(run, unseen, wanted)
+                is_right = off <= TOLERANCES[part]
+                check["right"] &= is_right
+                check["differences"][part] = off if could_fail or not is_right else None
                 bar.update()
 
-        # In another precision, rounding alone is more than what is allowed.
-        is_right = all(checks[runtime, FLOAT32]["right"] for runtime in runtimes)
+        is_right = all(check["right"] for check in checks)
         if not is_right:
             # ONNX keeps weights beside the file above 1.5 GB.
             for written in made.parent.iterdir():
                 written.unlink()
-    return [*checks.values()], is_right
+    return checks, is_right
 
 
 def check_space(model: torch.nn.Module, out: Path) -> None:
@@ -238,32 +225,26 @@ def _could_fail(part: str, wanted: Sequence[Tensor]) -> bool:
     return any((want != want[:1]).any() for want in wanted)
 
 
-def _torch(file: Path, program: Any) -> dict[str, Run]:
+def _torch(file: Path, program: Any) -> Run:
     if file.suffix == ".pt2":
         program = torch.export.load(file)
     module = program.module()
-    return {FLOAT32: lambda inputs: module(**inputs)}
+    return lambda inputs: module(**inputs)
 
 
-def _onnxruntime(file: Path, program: Any) -> dict[str, Run]:
+def _onnxruntime(file: Path, program: Any) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return {FLOAT32: partial(_run_numpy, partial(session.run, None))}
+    return partial(_run_numpy, partial(session.run, None))
 
 
-def _openvino(file: Path, program: Any) -> dict[str, Run]:
-    """Its default depends on the processor: bfloat16 where that has instructions for it."""
+def _openvino(file: Path, program: Any) -> Run:
+    """In float32: by default it computes in bfloat16 where the processor can."""
     import openvino
 
-    # One for both: where each had its own, processes crashed when they started others (2026.4.1).
-    core = openvino.Core()
-    runs: dict[str, Run] = {}
-    for options in ({}, {OPENVINO_PRECISION: "f32"}):
-        compiled = core.compile_model(file, "CPU", options)
-        precision = compiled.get_property(OPENVINO_PRECISION).get_type_name()
-        runs[PRECISIONS[precision]] = partial(_run_numpy, compiled)
-    return runs
+    hint = {"INFERENCE_PRECISION_HINT": "f32"}
+    return partial(_run_numpy, openvino.Core().compile_model(file, "CPU", hint))
 
 
 def _run_numpy(program: Callable[[dict[str, Any]], Any], inputs: Inputs) -> Any:
@@ -271,6 +252,9 @@ def _run_numpy(program: Callable[[dict[str, Any]], Any], inputs: Inputs) -> Any:
     return program({name: tensor.numpy() for name, tensor in inputs.items()})[0]
 
 
-# Each gives a function that runs the file in each precision: in the runtime's default on this
-# machine first, and in float32.
-LOADERS = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}
+# Each gives a function that runs the file in float32.
+LOADERS = {
+    "torch.export": _torch,
+    "ONNX Runtime": _onnxruntime,
+    "OpenVINO": _openvino,
+}
