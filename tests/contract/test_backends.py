@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from tests.support import checks
 from tests.support.checks import HALF, by_functions, by_timms_method, run
-from tests.support.oracles import BASE, Case, cases, relative, row_major, stock, tables
+from tests.support.oracles import BASE, Case, cases, relative, row_major, seeded, stock, tables
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.patching.timm_methods import read_embeds
 from timm_naflex_fast.pos_embed import graphs, kept
@@ -149,6 +151,39 @@ def test_equals_timm_forward_and_gradients(way, dtypes, data):
             frozen = way.add(case, embeds, frozen, coord)
             assert frozen.requires_grad == needs_grad
             assert torch.equal(bits(frozen), bits(got))
+
+
+class InFloat64(TorchFunctionMode):
+    """timm's own calls in float64, where it casts to float32."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        if function is F.grid_sample:
+            args = [each.double() for each in args]
+        return function(*args, **(kwargs or {}))
+
+
+@every_way
+@pytest.mark.parametrize("sizes", [[(3, 4)] * 3, [(3, 4), (9, 2), (3, 4), (6, 5)]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)
+def test_a_tables_gradient_is_float64s_in_each_dtype_of_the_tokens(way, dtype, sizes):
+    """Of several samples of a grid, and padding, whose sums are rounded only once."""
+    case = way.case(sizes=sizes, length=33, dtype=dtype)
+    embeds = case.embeds().double()
+    _, _, got = run(way.add, case, embeds, case.coord())
+
+    exact = torch.randn(case.x().shape, generator=seeded(3)).to(dtype).double()
+    x = case.x().double() * 1
+    with InFloat64():
+        stock(case, embeds, x, case.coord())
+    want = torch.autograd.grad(x, tables(embeds), exact)
+
+    # Plain operations have weights in float32, and timm's flag coordinates.
+    has_float32 = way.sampled or way.name == "plain operations"
+    allowed = 1e-14 if dtype is torch.float64 and not has_float32 else 1e-6
+    for grad, truth in zip(got, want, strict=True):
+        assert relative(grad, truth) <= allowed
 
 
 @pytest.mark.parametrize("add", [by_functions, by_plain_operations])
