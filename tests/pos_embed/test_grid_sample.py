@@ -7,7 +7,7 @@ import torch
 from timm.models import naflexvit
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.oracles import STOCK, Case, stock, tables
+from tests.support.oracles import OLD_TORCH, STOCK, Case, relative, stock, tables
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 
@@ -73,8 +73,11 @@ def test_any_coordinate_is_sampled_as_by_timms_flag(mode, kind, align_corners, a
         with FlopCounterMode(display=False):
             found["in sight of a mode"] = added(embeds._apply_learned_naflex_pos_embed)
     for way, (tokens, gradient) in found.items():
-        assert torch.equal(tokens, want[0]), way
-        torch.testing.assert_close(gradient, want[1], rtol=1e-5, atol=1e-6)
+        if OLD_TORCH and way == "compiled":  # its graphs hold no operator, but the formula
+            assert relative(tokens, want[0]) <= 2e-6
+        else:
+            assert torch.equal(tokens, want[0]), way
+        assert relative(gradient, want[1]) <= 1e-5
 
 
 def test_long_grids_are_sampled_where_timm_samples():
