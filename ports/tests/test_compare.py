@@ -81,6 +81,18 @@ def test_an_outlier_hides_nothing(change, reference):
     assert compare_recordings(outlying, outlying.stages).first is None
 
 
+@pytest.mark.parametrize(("of", "measure"), [(of_token, "token"), (of_channel, "channel")])
+@pytest.mark.parametrize(("size", "is_seen"), [(1e-2, True), (1e-5, False)])
+def test_a_mistake_near_zero_is_seen_and_rounding_at_zero_is_none(
+    of, measure, size, is_seen, reference
+):
+    off = 3 * reference.limits["block_1"]["float32"][measure]
+    small = replace(reference, stages=changed(reference, block_1=of(3, size)))
+    port = changed(small, block_1=of(3, 1 + off))
+    first = compare_recordings(small, port).first
+    assert (first is not None and first.stage == "block_1") == is_seen
+
+
 @pytest.mark.parametrize(
     ("part_of_limit", "later", "stage"),
     # It grows; another one, after a stage that is right; and one after a stage that only rounds much.

@@ -103,6 +103,18 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
 
 
 @pytest.mark.usefixtures("clean")
+def test_a_copy_has_its_models_mode_until_the_models_handle_is_left():
+    """As the moving average of a model's weights."""
+    enable("matmul")
+    model = small_vit(depth=0)
+    handle = enable("grid_sample", model=model)
+    average = copy.deepcopy(model)
+    assert uses(average) == "grid_sample"
+    handle.restore()
+    assert uses(average) == uses(model) == "matmul"
+
+
+@pytest.mark.usefixtures("clean")
 def test_checkpoints_and_pickles_hold_nothing_of_ours():
     model = small_vit()
     keys = list(model.state_dict())

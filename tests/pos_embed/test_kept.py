@@ -1,6 +1,5 @@
-"""What is kept: bounded in bytes, oldest use out first."""
+"""What is kept: bounded in bytes, oldest use out first, told by bits, and freed by ``disable()``."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -11,44 +10,10 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from tests.support.oracles import finished_tables, kept_tensors
-from timm_naflex_fast.functional import resample_pos_embeds
+from timm_naflex_fast import disable
 from timm_naflex_fast.pos_embed import kept
 
-
-def nbytes():
-    """The bytes that are counted, which must be those of what is kept, at least."""
-    assert kept._nbytes == sum(nbytes for _, nbytes in kept._entries.values())
-    assert kept._nbytes >= sum(tensor.nbytes for tensor in kept_tensors())
-    for tensor in kept_tensors():  # no part of something larger
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
-    return kept._nbytes
-
-
-made = []
-
-
-@kept.kept_by_arguments
-def thousand(source, key):
-    made.append(key)
-    return torch.ones(1000)
-
-
-def asked(source, *keys):
-    """Ask for tensors made of ``source``: the keys of those that were not kept yet."""
-    made.clear()
-    frozen = kept.frozen((source,), keys)
-    if frozen is None:
-        return [*keys]
-    for key in keys:
-        assert torch.equal(thousand(frozen, key), torch.ones(1000))
-    return [*made]
-
-
-def asked_twice(source, *keys):
-    """The first call keeps nothing: what it was asked for is made again in the second."""
-    assert asked(source, *keys) == [*keys]
-    return asked(source, *keys)
+MIB = 2**20
 
 
 def imported_again(monkeypatch, setting):
@@ -67,170 +32,93 @@ def test_a_limit_that_is_no_number_of_mib_is_named(setting, monkeypatch):
         imported_again(monkeypatch, setting)
 
 
-@pytest.mark.parametrize(
-    ("setting", "mib"), [("", 512), ("0", 0), ("64", 64), ("16777216", 16777216)]
-)
+@pytest.mark.parametrize(("setting", "mib"), [("", 512), ("64", 64), ("16777216", 16777216)])
 def test_the_limit_is_that_of_the_environment_or_512_mib(setting, mib, monkeypatch):
-    assert imported_again(monkeypatch, setting)._limit == mib * 2**20
+    again = imported_again(monkeypatch, setting)
+    number = torch.zeros(1, dtype=torch.uint8)
+    for nbytes, is_kept in [(mib * MIB - 1000, True), (mib * MIB, False)]:
+        again.keep(("key",), number.expand(nbytes))
+        assert (again.use(("key",)) is not None) == is_kept
 
 
-def test_all_kinds_together_stay_below_the_limit(monkeypatch):
-    monkeypatch.setattr(kept, "_limit", 2 * 2**20)
-    table = torch.randn(32, 32, 16)
-    held = []
-    for n in range(1, 40):
-        # Parts of a square, and more.
-        square = dict(strategy="interpolate_cached", ar_preserving=True)
-        resample_pos_embeds(table, [(n, 20)], mode="bilinear", **square)
-        for _ in range(3):
-            resample_pos_embeds(table, [(n, 41 - n), (2 * n, 3)], mode="bicubic")
-        assert 0 < nbytes() <= 2 * 2**20
-        held.append(sum(tensor.nbytes for tensor in kept_tensors()))
-    # Most of the count is memory really held.
-    assert max(held) > 2**20
-
-    kept.clear_all()
-    assert nbytes() == 0
+def test_nothing_is_kept_where_the_limit_is_0(monkeypatch):
+    again = imported_again(monkeypatch, "0")
+    again.keep(("key",), torch.zeros(1))
+    assert again.use(("key",)) is None
 
 
-def empty_entries(n):
-    sources = torch.zeros(n, 8)
-    for k in range(n):
-        kept.frozen((sources[k],), ["size"])
+def test_over_the_limit_what_was_not_used_for_the_longest_time_goes_first(monkeypatch):
+    again = imported_again(monkeypatch, "1")
+    tenth = torch.zeros(25_000)  # of the limit; the second call replaces the first's
+    for _ in range(2):
+        again.keep(("used",), tenth)
+        for n in range(40):
+            assert again.use(("used",)) is tenth
+            again.keep((n,), (tenth,))
+        left = [n for n in range(40) if again.use((n,))]
+        assert left == [*range(31, 40)]
+
+    again.clear_all()
+    assert again.use(("used",)) is None
+    assert not any(again.use((n,)) for n in range(40))
 
 
-def small_tensors(n):
-    source = torch.zeros(3)
-    kept.frozen((source,), ["size"])
-    small = kept.kept_by_arguments(lambda *_: torch.zeros(8))
-    for number in range(n):
-        small(kept.frozen((source,), ["size"]), ("size", number))
-
-
-def copies_of_tables(n):
-    tables = torch.randn(n // 20, 16, 16, 8)
-    for k in range(2 * len(tables)):
-        kept.frozen((tables[k // 2],), ["size"])
-
-
-def embeddings_and_weights(n):
-    table = torch.randn(16, 16, 768)
-    for k in range(n // 100):
-        resample_pos_embeds(table, [(k % 24 + 1, k // 24 + 1)], mode="bilinear")
-
-
-FILLS = [
-    empty_entries,
-    small_tensors,
-    copies_of_tables,
-    embeddings_and_weights,
-]
-
+GROWTH = """
+import ctypes, os, torch
+from timm_naflex_fast.functional import resample_pos_embeds
+from timm_naflex_fast.pos_embed import kept
 
 def resident():
-    """The memory of this process, without what is free and not yet given back."""
+    # Without what is free and not yet given back.
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+def small(n):
+    kept.keep((n,), torch.zeros(8))
 
-def counted_and_grown(fill):
-    """The bytes that are counted, and those by which a process of its own grows."""
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        torch.set_num_threads(1)
-        fill(400)
-        before = resident(), kept._nbytes
-        fill(40_000)
-        grown = resident() - before[0]
-        os.write(writer, f"{kept._nbytes - before[1]} {grown}".encode())
-        os._exit(0)
-    os.wait()
-    return os.read(reader, 100).decode()
+def copies_of_tables(n):
+    kept.frozen((tables[n // 2],), ["size"])
+
+def embeddings(n):
+    n = n // 2  # each twice
+    resample_pos_embeds(wide, [(n % 24 + 1, n // 24 + 1)], mode="bilinear")
+
+torch.set_num_threads(1)
+tables = torch.randn(1_500, 16, 16, 8)
+wide = torch.randn(16, 16, 768)
+for fill, times in [(small, 15_000), (copies_of_tables, 3_000), (embeddings, 400)]:
+    embeddings(0)
+    kept.clear_all()
+    before = resident()
+    for n in range(times):
+        fill(n)
+    print((resident() - before) / 2**20)
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc gives back")
-def test_the_bytes_that_are_counted_are_those_by_which_the_process_grows():
-    # From a new process: here memory that other tests have freed would be used again.
-    script = (
-        "from tests.resampling.test_kept import FILLS, counted_and_grown\n"
-        "for fill in FILLS: print(counted_and_grown(fill))"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for fill, line in zip(FILLS, run.stdout.splitlines(), strict=True):
-        counted, grown = map(int, line.split())
-        assert counted > 10 * 2**20, fill.__name__
-        assert abs(counted / grown - 1) <= 0.2, fill.__name__
+@pytest.mark.skipif(sys.platform != "linux", reason="its /proc tells")
+def test_a_process_grows_by_the_limit():
+    # A new process: here memory that other tests have freed would be used again.
+    environment = {**os.environ, "TIMM_NAFLEX_FAST_CACHE_MIB": "10"}
+    command = [sys.executable, "-c", GROWTH]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    for mib in map(float, run.stdout.split()):
+        assert 8 <= mib <= 12
 
 
-def test_what_was_not_used_for_the_longest_time_goes_first(monkeypatch):
-    first, second, third = torch.zeros(3, 10)
-    monkeypatch.setattr(kept, "_limit", 14_000)  # of two tables
-    for source in (first, second):
-        assert asked_twice(source, "key") == ["key"]
-    assert asked(first, "key") == []
-
-    assert asked_twice(third, "key") == ["key"]
-
-    assert asked(first, "key") == []
-    assert asked_twice(second, "key") == ["key"]
+def is_known(source, size=(3, 4)):
+    """Whether a source is known by its bits, after this or a later call with this size."""
+    return kept.frozen((source,), [size]) is not None
 
 
-@pytest.mark.parametrize("change", ["add_", "data"])
-def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
-    table = torch.ones(10)
-    keys = [1, 2, 3]
-    asked_twice(table, *keys)
-    full = nbytes()
-    monkeypatch.setattr(kept, "_limit", full)  # exactly what is needed
-
-    if change == "add_":
-        table.add_(1)
-    else:
-        table.data.add_(1)
-    assert asked_twice(table, *keys) == keys
-
-    assert nbytes() == full
-    assert finished_tables() == 3
-
-
-def test_an_entry_that_another_thread_drops_as_it_is_asked_for_is_made_again(monkeypatch):
-    dropped = []
-
-    class Entries(OrderedDict):
-        """Those of a process whose other thread drops each, just before it is taken."""
-
-        def move_to_end(self, key):
-            super().move_to_end(key)
-            kept._drop(key)
-            dropped.append(key)
-
-    monkeypatch.setattr(kept, "_entries", Entries())
-    monkeypatch.setattr(kept, "_nbytes", 0)
-    made.clear()
-    for times in (1, 2, 3):
-        assert torch.equal(thousand("source", "key"), torch.ones(1000))
-        assert made == ["key"] * times
-        assert len(dropped) == times - 1
-        assert nbytes() == 1000 * 4 + kept.ENTRY_BYTES + kept.TENSOR_BYTES
-
-
-def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
-    monkeypatch.setattr(kept, "_limit", 100)
-    assert asked_twice(torch.zeros(10), "key") == ["key"]
-    assert nbytes() == 0
-
-
-@pytest.mark.parametrize("changed", [0, 1])
-def test_what_is_kept_is_dropped_when_any_source_changes(changed):
-    sources = (torch.zeros(3), torch.zeros(3))
-    kept.frozen(sources, ["key"])
-    thousand(kept.frozen(sources, ["key"]), "key")
-    assert finished_tables() == 1
-    sources[changed].add_(1)
-    assert kept.frozen(sources, ["key"]) is None
-    assert finished_tables() == 0
+def test_the_second_call_with_a_size_knows_the_source():
+    source = torch.zeros(4)
+    assert [is_known(source) for _ in range(3)] == [False, True, True]
+    # Others come later: they are met once more.
+    other = torch.zeros(4)
+    assert [is_known(other, size) for size in [(3, 4), (5, 5), (5, 5)]] == [False, False, True]
 
 
 LAYOUTS = {
@@ -248,40 +136,94 @@ LAYOUTS = {
 def test_a_change_that_moves_no_version_is_seen_in_every_dtype_and_layout(dtype, layout):
     whole = (torch.randn(4, 5, 3) * 9).to(dtype)
     source = layout(whole)
-    asked_twice(source, "key")
-    assert asked(source, "key") == []
+    assert [is_known(source), is_known(source)] == [False, True]
     source.data[-1, -1, -1] += 1
-    assert asked(source, "key") == ["key"]
+    assert not is_known(source)
 
 
-def test_the_same_memory_in_another_shape_or_dtype_is_another_source():
-    source = torch.zeros(4, 3)
-    asked_twice(source, "key")
-    assert asked(source.flatten(), "key") == ["key"]
-    assert asked(source.view(torch.int32), "key") == ["key"]
+VIEWS = {
+    "another shape": torch.flatten,
+    "another dtype": lambda square: square.view(torch.int32),
+    "other strides": torch.t,
+    "the negative bit": torch._neg_view,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_same_memory_as_other_numbers_is_another_source(view):
+    square = torch.randn(4, 4)
+    first = [kept.frozen((square,), ["size"]) for _ in range(2)]
+    other = VIEWS[view](square)
+    second = [kept.frozen((other,), ["size"]) for _ in range(2)]
+    assert first[0] is second[0] is None
+    for known, source in ((first[1], square), (second[1], other)):
+        assert torch.equal(known.tensors[0], source)
 
 
 def test_zeros_of_another_sign_are_a_change():
     source = torch.zeros(4)
-    asked_twice(source, "key")
+    assert [is_known(source), is_known(source)] == [False, True]
     source.data.neg_()
-    assert asked(source, "key") == ["key"]
+    assert not is_known(source)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_what_is_made_of_sources_is_dropped_when_any_of_them_changes(changed):
+    sources = (torch.zeros(3), torch.zeros(3))
+    kept.frozen(sources, ["size"])
+    known = kept.frozen(sources, ["size"])
+    kept.keep(("made", known), torch.zeros(3))
+    assert kept.use(("made", known)) is not None
+    sources[changed].add_(1)
+    assert kept.frozen(sources, ["size"]) is None
+    assert kept.use(("made", known)) is None
+
+
+def test_disable_frees_what_is_kept():
+    kept.keep(("key",), torch.zeros(3))
+    disable()
+    assert kept.use(("key",)) is None
+
+
+def test_what_another_thread_drops_as_it_is_asked_for_is_made_again(monkeypatch):
+    made = []
+
+    class Entries(OrderedDict):
+        """Those of a process whose other thread drops all, just before one is taken."""
+
+        def move_to_end(self, key):
+            super().move_to_end(key)
+            kept.clear_all()
+
+    @kept.kept_by_arguments
+    def number(argument):
+        made.append(argument)
+        return torch.ones(1)
+
+    monkeypatch.setattr(kept, "_entries", Entries())
+    for _ in range(3):
+        assert number("argument") == 1
+    assert made == ["argument"] * 3
 
 
 def test_a_fork_while_another_thread_holds_the_lock_leaves_the_child_a_free_one():
     held, done = Event(), Event()
 
-    def hold():
-        with kept._lock:
+    class Key:
+        def __hash__(self):  # asked for with the lock held
             held.set()
             done.wait(0.2)
+            return 1
 
-    thread = Thread(target=hold)
+    thread = Thread(target=kept.keep, args=((Key(),), torch.zeros(1)))
     thread.start()
     held.wait()
     child = os.fork()
     if child == 0:
-        os._exit(0 if kept._lock.acquire(timeout=5) else 1)
+        thread = Thread(target=kept.clear_all, daemon=True)
+        thread.start()
+        thread.join(5)
+        os._exit(thread.is_alive())
     done.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0

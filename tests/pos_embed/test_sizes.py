@@ -37,3 +37,9 @@ def test_what_are_no_sizes_is_named_with_what_sizes_are(name):
     message = r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"
     with pytest.raises(ValueError, match=message):
         Sizes(INVALID[name]).on_host()
+
+
+def test_all_frames_of_an_image_must_have_room_in_the_length():
+    assert Sizes([(2, 3, 4)], length=24).on_host() == [(2, 3, 4)]
+    with pytest.raises(ValueError, match="with at most length=23 tokens"):
+        Sizes([(2, 3, 4)], length=23).on_host()

@@ -222,12 +222,25 @@ def text(file):
     np.save(file, ["a"] * 32)
 
 
-@pytest.mark.parametrize("write", [archive, four_terabytes, trailing, text, os.mkfifo])
-def test_a_damaged_file(write, port, refused):
+class Attack:
+    """Unpickled, it makes a folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ("unpickled",)
+
+
+def pickled(file):
+    np.save(file, np.array([Attack()]), allow_pickle=True)
+
+
+@pytest.mark.parametrize("write", [pickled, archive, four_terabytes, trailing, text, os.mkfifo])
+def test_a_damaged_file(write, port, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write(port / "001.pooled.npy")
     refused("and not both")
     (port / "stages.safetensors").unlink()
     refused("001.pooled")
+    assert not os.path.exists("unpickled")
 
 
 def test_a_file_that_is_cut_off_or_not_there(folders, port, refused):
