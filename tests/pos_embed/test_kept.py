@@ -179,6 +179,14 @@ def test_what_is_made_of_sources_is_dropped_when_any_of_them_changes(changed):
     assert kept.use(("made", known)) is None
 
 
+@torch.inference_mode()
+def test_what_is_made_in_inference_mode_may_be_used_in_training():
+    source = torch.zeros(3)
+    kept.frozen((source,), ["size"])
+    assert not kept.frozen((source,), ["size"]).tensors[0].is_inference()
+    assert not kept.kept_by_arguments(torch.zeros)(3).is_inference()
+
+
 def test_disable_frees_what_is_kept():
     kept.keep(("key",), torch.zeros(3))
     disable()

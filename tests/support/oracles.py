@@ -302,13 +302,6 @@ def finished_tables():
     return sum(isinstance(part, kept.Frozen) for key in kept._entries for part in key)
 
 
-def kept_tensors():
-    """Every tensor that is kept, contents of parameters too."""
-    results = [result for result, _ in kept._entries.values()]
-    results += [result.tensors for result in results if isinstance(result, kept.Frozen)]
-    return [part for part in tree_iter(results) if isinstance(part, Tensor)]
-
-
 def tracer_alone(watcher):
     """``tracing.watcher`` as if no mode watched."""
     return lambda: "tracer" if watcher() == "tracer" else None
