@@ -36,6 +36,7 @@ from .tokens import (
     grid_sizes_from_coord,
     most_cells,
     runs_of,
+    token_counts,
     tokens_of_images,
     whole_numbers,
 )
@@ -219,26 +220,24 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
 
     Grids as timm reads them: the largest coordinate + 1. A sample's first h*w tokens belong to it.
     """
-    if spec.samples:
-        coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
-    else:
-        coord = whole_numbers(patch_coord).clamp(-1, MAX_COORDINATE)
-    size = grid_sizes_from_coord(coord)  # (B, 2)
     if spec.samples:  # at any coordinate, of padding too
-        h, w = size[..., None].unbind(1)  # (B, 1)
+        coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
+        h, w = grid_sizes_from_coord(coord).split(1, 1)  # (B, 1)
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 
+    coord = whole_numbers(patch_coord).clamp(-1, MAX_COORDINATE)
+    size = grid_sizes_from_coord(coord)  # (B, 2)
     length = coord.shape[1]
     embedded = tokens_of_images(size, length)  # (B, N)
     if spec.embeds_padding:
         embedded = torch.ones_like(embedded)
-    cells = size.prod(1, keepdim=True)
+    cells = token_counts(size)
     no_grid = (cells < 1) | (cells > most_cells(length))  # (B, 1)
     wrong = (embedded & (coord < 0).any(-1)) | no_grid  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~embedded[..., None], 0).to(torch.float32)
     coord = coord.masked_fill(wrong[..., None], torch.nan)
-    h, w = size.clamp(min=1).to(torch.float32)[..., None].unbind(1)
+    h, w = size.clamp(min=1).to(torch.float32).split(1, 1)
     return TokenPositions(h, w, *coord.unbind(-1)), embedded | wrong

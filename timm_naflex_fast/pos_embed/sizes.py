@@ -9,7 +9,7 @@ from torch import Tensor
 from ..tracing import is_tracing
 from .checks import check_numbers
 from .kept import kept_by_arguments
-from .tokens import Coordinates, Run, Runs, tokens_of_images
+from .tokens import Coordinates, Run, Runs, token_counts, tokens_of_images
 
 
 def coordinates_in_graph(patch_coord: Coordinates, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Sizes(NamedTuple):
         sizes = sizes.to(torch.int64)
         is_positive = (sizes > 0).all()
         is_merged = (sizes[:, -2:] % self.merge == 0).all()
-        is_short = (sizes.prod(1) <= length).all()
+        is_short = (token_counts(sizes) <= length).all()
         # No number in the message: to write ``length`` into it would fix it, one graph for each
         # length.
         torch._assert_async(
@@ -134,7 +134,7 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
 
     Each frame has the same. Tokens after an image carry (0, 0).
     """
-    h, w = sizes[:, -2:, None].unbind(1)  # (B, 1)
+    h, w = sizes[:, -2:].split(1, 1)  # (B, 1)
     token = torch.arange(length, device=sizes.device)  # (length,)
     cell = token % (h * w)  # (B, length)
     # Token n lies in block n // merge**2, and blocks stand in row-major order too.

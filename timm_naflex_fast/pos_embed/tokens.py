@@ -134,9 +134,20 @@ def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
     return torch.stack((y.amax(1), x.amax(1)), 1) + 1
 
 
+def token_counts(sizes: Tensor) -> Tensor:
+    """How many tokens each image has, (B, 1), by sizes (B, 2) or (B, 3).
+
+    Axis after axis: Core ML knows no product of all numbers of a row.
+    """
+    count, *more = sizes.split(1, 1)  # (B, 1) each
+    for n in more:
+        count = count * n
+    return count
+
+
 def tokens_of_images(sizes: Tensor, length: int) -> Tensor:
     """Which of so many tokens belong to the images, (B, length), by sizes (B, 2) or (B, 3)."""
-    return torch.arange(length, device=sizes.device) < sizes.prod(1, keepdim=True)
+    return torch.arange(length, device=sizes.device) < token_counts(sizes)
 
 
 def _runs_of_one_grid(coord: Any, spec: ResizeSpec) -> Runs | None:
