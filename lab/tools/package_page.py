@@ -15,10 +15,8 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# A link or a picture, but of another place or of the page itself.
+# A link, but to another place or into the page itself.
 LINK = re.compile(r"\[([^]]+)\]\((?!https?:|#)([^)]+)\)")
-PICTURE = re.compile(r"(src(?:set)?=\")(?!https?:)")
-WHOLE_PICTURE = re.compile(r"<picture>.*?</picture>\n*", re.DOTALL)
 
 
 class PackagePage(MetadataHookInterface):
@@ -37,9 +35,8 @@ class PackagePage(MetadataHookInterface):
 def page(readme: str, source: str) -> str:
     """README's text with the address ``source`` in each link into the repository.
 
-    Without an address (""), such links become plain words, and pictures are left out.
+    Without an address (""), such links become plain words.
     """
     if not source:
-        return LINK.sub(r"\1", WHOLE_PICTURE.sub("", readme))
-    linked = LINK.sub(rf"[\1]({source}/blob/HEAD/\2)", readme)
-    return PICTURE.sub(rf"\1{source}/raw/HEAD/", linked)
+        return LINK.sub(r"\1", readme)
+    return LINK.sub(rf"[\1]({source}/blob/HEAD/\2)", readme)

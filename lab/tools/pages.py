@@ -1,4 +1,4 @@
-"""Write the tables of the pages and the picture of drift from results/: uv run lab/tools/pages.py.
+"""Write the tables of the pages and the pictures of drift from results/: uv run lab/tools/pages.py.
 
 With --check nothing is written: it names the pages that differ from the result files, and that is
 an error.
@@ -14,7 +14,7 @@ import re
 import sys
 
 from lab.tools.page_parts import races, sections
-from lab.tools.page_parts.pictures import draw_drift, draw_graphs
+from lab.tools.page_parts.pictures import draw_drift
 from lab.tools.page_parts.results import RESULTS, ROOT
 
 MADE = (
@@ -22,6 +22,7 @@ MADE = (
     sections.graphs,
     sections.rounding,
     sections.drift_peers,
+    sections.drift_photos,
     sections.agreement,
     sections.ten_lines,
     sections.in_timm,
@@ -41,6 +42,7 @@ NUMBER = re.compile(r"(<!--(\w+)-->)[^<]*(?=<!--/-->)")
 PAGES = (
     ROOT / "README.md",
     RESULTS / "README.md",
+    RESULTS / "drift" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "ports" / "README.md",
 )
@@ -74,7 +76,6 @@ def main() -> int:
     if options.check:
         return int(is_old)
     draw_drift()
-    draw_graphs()
     return 0
 
 

@@ -12,8 +12,8 @@ README = (ROOT / "README.md").read_text()
 
 
 def links(text):
-    """Where links and pictures of a page lead."""
-    return re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    """Where links of a page lead."""
+    return re.findall(r"\]\(([^)]+)\)", text)
 
 
 def test_with_an_address_every_link_is_absolute():
@@ -21,10 +21,10 @@ def test_with_an_address_every_link_is_absolute():
 
     found = links(page(README, "https://host.example/us"))
     assert len(found) == len(links(README)) > 0
-    assert "https://host.example/us/raw/HEAD/docs/graphs_dark.svg" in found
+    assert "https://host.example/us/blob/HEAD/ports/README.md" in found
     for link in found:
         assert link.startswith("https://")
-        inside = re.fullmatch(r"https://host\.example/us/(?:raw|blob)/HEAD/([^#]+).*", link)
+        inside = re.fullmatch(r"https://host\.example/us/blob/HEAD/([^#]+).*", link)
         if inside:
             assert (ROOT / inside[1]).exists()
 
@@ -34,4 +34,4 @@ def test_without_an_address_no_link_leads_into_the_repository():
 
     shown = page(README, "")
     assert not [link for link in links(shown) if not link.startswith("https://")]
-    assert "every question" in shown and "<picture>" not in shown
+    assert "every\nquestion" in shown

@@ -57,8 +57,13 @@ def test_the_numbers_of_the_page_that_teaches_are_pytorchs(capsys):
         assert f"| {said} |" in page
 
 
-def test_it_can_be_read_in_two_minutes():
-    assert len(README.split()) <= 600
+def test_it_can_be_read_in_two_minutes_and_on_a_phone():
+    assert len(README.split()) <= 700  # with those of tables and links
+    assert len(README.splitlines()) <= 80
+    code = "\n".join(re.findall(r"```\w+\n(.*?)```", README, re.S))
+    assert max(map(len, code.splitlines())) <= 60
+    tables = re.findall(r"^\|.*", README, re.M)
+    assert max(row.count("|") for row in tables) <= 4  # three columns
 
 
 def test_ci_runs_its_commands():
@@ -79,16 +84,15 @@ def code_of(page, language):
 
 
 @pytest.mark.parametrize(
-    ("page", "language"),
-    [("README.md", "diff"), ("README.md", "python"), ("docs/export.md", "python")],
+    ("page", "language"), [("README.md", "diff"), ("docs/export.md", "python")]
 )
 def test_use_runs_as_written(page, language):
-    """But for the weights, which are not downloaded."""
+    """But for the weights, which are not downloaded, and a whole model."""
     code = code_of(page, language)
-    exec(code.replace('.v2_webli", pretrained=True', '", depth=1'), {})
+    exec(code.replace('.v2_webli"', '"').replace("pretrained=True", "depth=1"), {})
     is_stock = timm_naflex_fast.status().flags == STOCK
     timm_naflex_fast.disable()
-    assert is_stock == ("disable()  #" in code)
+    assert not is_stock
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)

@@ -32,20 +32,26 @@ def read_one(name: str) -> Row:
 def table(
     headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Sequence[Row], command: str
 ) -> str:
-    """A table, where its figures come from, and the command that makes them again.
-
-    Each fact of the origin is said once where the files agree.
-    """
+    """A table, where its figures come from, and the command that makes them again."""
     if not abouts:
         return f"Not measured yet: `{command}`."
+    return f"{table_alone(headings, lines)}\n\n{origin(abouts)}; `{command}`."
+
+
+def table_alone(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """The table as GitHub reads it."""
     texts = [[str(value) for value in line] for line in lines]
-    text = tabulate(texts, headings, tablefmt="github", disable_numparse=True)
-    origin = []
+    return tabulate(texts, headings, tablefmt="github", disable_numparse=True)
+
+
+def origin(abouts: Sequence[Row]) -> str:
+    """Where figures come from. Each fact is said once where the files agree."""
+    facts = []
     for fact in ORIGIN:
         values = dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)
-        origin.append(" / ".join(values))
-    machine, torch, timm, date, commit = origin
-    return f"{text}\n\n{machine}; torch {torch}, timm {timm}; {date}, commit {commit}; `{command}`."
+        facts.append(" / ".join(values))
+    machine, torch, timm, date, commit = facts
+    return f"{machine}; torch {torch}, timm {timm}; {date}, commit {commit}"
 
 
 def measured(headings: Sequence[str], lines: Iterable[Sequence[Any]], *names: str) -> str:

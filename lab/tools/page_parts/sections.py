@@ -11,14 +11,19 @@ from lab.tools.page_parts.results import (
     ROOT,
     Row,
     measured,
+    origin,
     read_one,
     rows_of,
     table,
+    table_alone,
 )
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.report import rows as drift_rows
 
 IN_TIMM = ROOT / "lab" / "timm"
+FLAG = "timm-flag-bilinear"
+# The first screen's, and their names in the result file of lab/timm/race.py.
+WAYS = {BASELINE: "timm's loop", FLAG: "timm's flag", OURS: "this package"}
 AGREEMENT_STAGES = ("patch_embedding", "position_embedding", "block_1", "norm", "pooled")
 
 
@@ -29,20 +34,21 @@ def numbers() -> dict[str, str]:
     for row in rows_of(*MODELS):
         shares.append(100 * row["about"]["embeds_share"][BASELINE])
         batches.append(row["batch"])
-    compiled = {}
-    for row in rows_of("compiled"):
-        if row["phase"] == "train":
-            compiled[row["contender"]] = row
+    compiled = rows_by_contender("compiled", phase="train")
     ours = compiled[OURS]
     (exact,) = [row for row in rows_of("recordings/agreement") if f", {OURS} of" in row["who"]]
-    photos = read_one("drift/photos/report")["made"]
+    digits = read_one("drift/digits/report")["survey"]["drift"]
+    flag = digits["timm-flag-bicubic"]
+    photos = read_one("drift/photos/report")["survey"]["drift"][FLAG]
     return {
         "least_share": f"{min(shares):.1f}",
         "most_share": f"{max(shares):.1f}",
         "most_images": str(max(batches)),
         "from_big_vision": f"{exact['stages']['pooled']:.1e}",
-        "photos_date": photos["date"],
-        "photos_commit": photos["commit"],
+        "digits_accuracy": f"{100 * digits[BASELINE]['accuracy']:.2f}",
+        "digits_accuracy_flag": f"{100 * flag['accuracy']:.2f}",
+        "digits_tokens_flag": f"{100 * flag['embed_rel_rms']:.1f}",
+        "photos_tokens_flag": f"{100 * photos['embed_rel_rms']:.1f}",
         "first_steps": str(ours["first steps"]),
         "first_steps_s": f"{ours['first steps, s']:.0f}",
         "first_steps_s_timm": f"{compiled[BASELINE]['first steps, s']:.0f}",
@@ -52,38 +58,86 @@ def numbers() -> dict[str, str]:
     }
 
 
+def seconds(row: Row) -> str:
+    """What the steps that compile take."""
+    return f"{row['first steps, s']:.0f} s" if row else "not timed"
+
+
 def milliseconds(row: Row) -> str:
     """The range of the medians of several processes."""
+    if not row:
+        return "not timed"
     if "lowest_ms" not in row:
-        return "one process"
+        return f"{row['median_ms']:.0f} ms (one process)"
     return f"{row['lowest_ms']:.0f} to {row['highest_ms']:.0f} ms"
 
 
 def first_screen() -> str:
-    """What decides whether to install it: the distance from timm's embeddings, graphs, export."""
-    report = read_one("drift/photos/report")
-    rows = {}
-    for row in rows_of("graphs"):
-        if row["library"] == "timm":
-            rows[row["contender"], row["way"]] = row
+    """What decides whether to install it: each row of timm's loop, timm's flag, this package."""
+    photos = read_one("drift/photos/report")
+    survey = photos["survey"]
+    moved = by_way(survey["drift"])
+    same = [round(row["neighbours"] * survey["images"]) for row in moved]
+    compiled = graph_rows("compile, four lengths")
+    steps = by_way(rows_by_contender("compiled", phase="train"))
+    counted = by_way(rows_by_contender("counts", workload="siglip"))
+    first_steps = steps[-1]["first steps"]
+    rows = {
+        "tokens off by, RMS": [f"{100 * row['embed_rel_rms']:.2g} %" for row in moved],
+        "output off by, 1 - cosine": [f"{row['pooled_cosine_distance']:.2g}" for row in moved],
+        f"nearest picture unchanged, of {survey['images']}": same,
+        "compiled graphs": [row["graphs"] for row in compiled],
+        "graph breaks": [row["breaks"] for row in compiled],
+        "export of NaFlex batches": [graphs_text(row) for row in graph_rows("export")],
+        f"first {first_steps} compiled training steps": [seconds(row) for row in steps],
+        "a later one": [milliseconds(row) for row in steps],
+        "the resize alone, training": [resize_alone(name) for name in WAYS],
+        "its operators": [row["operators"] for row in counted],
+        "its waits for a GPU": [row["host_waits"] for row in counted],
+    }
+    # Three columns stand within 400 pixels: timm's two ways share one.
+    lines = [[what, f"{loop} / {flag}", ours] for what, (loop, flag, ours) in rows.items()]
+    text = table_alone(["", "timm's loop / its flag", "this package"], lines)
+    files = ("graphs", "compiled", "speed/siglip", "counts")
+    abouts = [photos["made"], *map(read_one, files), race_of_patches()]
+    return f"{text}\n\n{origin(abouts)}."
 
-    # The name in this table, in graphs.json, and in the report about photos, whose table is
-    # bilinear.
-    ways = [
-        ("timm", BASELINE, BASELINE),
-        ("timm's flag", "timm's grid_sample", "timm-flag-bilinear"),
-        ("this package", OURS, OURS),
-    ]
-    lines = []
-    for name, contender, way in ways:
-        compiled = rows[contender, "compile, four lengths"]
-        works = graphs_text(rows[contender, "export"])
-        moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
-        lines.append([name, f"{moved:.2g} %", compiled["graphs"], compiled["breaks"], works])
 
-    headings = ["", "tokens off by"]  # the second stands within 400 pixels
-    headings += ["compiled graphs", "breaks", "export"]
-    return measured(headings, lines, "graphs")
+def by_way(rows: dict[str, Row]) -> list[Row]:
+    """Those of timm's loop, timm's flag and this package; {} of one that was not measured."""
+    return [rows.get(name, {}) for name in WAYS]
+
+
+def rows_by_contender(name: str, **wanted: str) -> dict[str, Row]:
+    """The rows of a result file with these values, by contender."""
+    found = {}
+    for row in rows_of(name):
+        if all(row[key] == value for key, value in wanted.items()):
+            found[row["contender"]] = row
+    return found
+
+
+def graph_rows(way: str) -> list[Row]:
+    """What became of one way of compiling timm's loop, timm's flag and this package."""
+    rows = rows_by_contender("graphs", library="timm", way=way)
+    return [rows[name] for name in (BASELINE, "timm's grid_sample", OURS)]
+
+
+def resize_alone(contender: str) -> str:
+    """The range of the medians of a training step on ``siglip``, in the processes that timed it."""
+    step = dict(workload="siglip", phase="train")
+    medians = [rows_by_contender("speed/siglip", **step)[contender]["median_ms"]]
+    for row in race_of_patches()["rows"]:
+        same_step = {key: row[key] for key in step} == step
+        if same_step and row["contender"] == WAYS[contender]:
+            medians.append(row["median_ms"])
+    return f"{min(medians):.0f} to {max(medians):.0f} ms"
+
+
+def race_of_patches() -> Row:
+    """The result file of lab/timm/race.py."""
+    record: Row = json.loads((IN_TIMM / "race.json").read_text())
+    return record
 
 
 def graphs_text(row: Row) -> str:
@@ -117,11 +171,21 @@ def rounding() -> str:
 
 def drift_peers() -> str:
     """The table of drift on the digits."""
-    report = read_one("drift/digits/report")
+    return drift_table("digits")
+
+
+def drift_photos() -> str:
+    """The table of drift on photos."""
+    return drift_table("photos")
+
+
+def drift_table(name: str) -> str:
+    """How far each mode moves a model from timm's loop, from a report."""
+    report = read_one(f"drift/{name}/report")
     lines = []
     for line in drift_rows(report["survey"]):
-        name, *rest = line.values()
-        lines.append([f"`{name}`", *rest])
+        mode, *rest = line.values()
+        lines.append([f"`{mode}`", *rest])
     return table(list(line), lines, [report["made"]], report["made"]["command"])
 
 
@@ -157,7 +221,7 @@ def ten_lines() -> str:
 
 def in_timm() -> str:
     """timm's loop, both patches, timm's flag and this package: times, peak and waits."""
-    record = json.loads((IN_TIMM / "race.json").read_text())
+    record = race_of_patches()
     lines: dict[str, dict[str, list[str]]] = {}
     for row in record["rows"]:
         figures = lines.setdefault(row["contender"], {})
