@@ -61,6 +61,13 @@ def test_a_number_of_a_sentence_is_filled_in(monkeypatch):
     assert pages.fill(text) == "At most <!--share-->1.6<!--/--> % of <!--images-->64<!--/-->."
 
 
+def test_a_time_says_of_what_it_is():
+    assert sections.milliseconds({}) == "not timed"
+    assert sections.milliseconds({"median_ms": 130.6}) == "131 ms (one process)"
+    several = {"median_ms": 135.0, "lowest_ms": 129.8, "highest_ms": 140.2}
+    assert sections.milliseconds(several) == "130 to 140 ms"
+
+
 @pytest.mark.parametrize("option", ["--check", None])
 def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monkeypatch, capsys):
     results("speed/siglip", *race())
