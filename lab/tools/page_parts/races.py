@@ -7,8 +7,6 @@ from lab.tools.page_parts.results import MODELS, OURS, PLAIN_ADD, measured, rows
 from timm_naflex_fast.commands.measure.contenders import BASELINE
 
 STEP = ("workload", "phase", "batch")
-LAUNCH_MS = 0.005  # for each operator on a GPU, as an order of magnitude
-GPU_BYTES_A_MS = 3.35e9  # of the memory of an H100
 
 
 def number(value: float) -> str:
@@ -106,16 +104,14 @@ def startup() -> str:
 
 
 def counts() -> str:
-    """What a training step costs on a GPU: counted, and an estimate of the time."""
+    """What a training step costs, counted."""
     lines = []
     for row in rows_of("counts"):
         moved = row["read"] + row["written"]
-        estimate = row["operators"] * LAUNCH_MS + moved / GPU_BYTES_A_MS
         line = [row["workload"], f"`{row['contender']}`"]
         line += [f"{row['host_waits']:,}", f"{row['operators']:,}"]
-        line += [number(moved / 1e9), number(row["peak"] / 1e9)]
-        lines.append([*line, number(estimate)])
-    headings = ["workload", "mode", "waits", "operators", "moved, GB", "peak, GB", "estimate, ms"]
+        lines.append([*line, number(moved / 1e9), number(row["peak"] / 1e9)])
+    headings = ["workload", "mode", "waits", "operators", "moved, GB", "peak, GB"]
     return measured(headings, lines, "counts")
 
 
