@@ -233,11 +233,12 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
     if spec.embeds_padding:
         embedded = torch.ones_like(embedded)
     cells = token_counts(size)
-    no_grid = (cells < 1) | (cells > most_cells(length))  # (B, 1)
-    wrong = (embedded & (coord < 0).any(-1)) | no_grid  # (B, N)
+    # By name: coremltools 9 does not know ``|``.
+    no_grid = torch.logical_or(cells < 1, cells > most_cells(length))  # (B, 1)
+    wrong = torch.logical_or(embedded & (coord < 0).any(-1), no_grid)  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~embedded[..., None], 0).to(torch.float32)
     coord = coord.masked_fill(wrong[..., None], torch.nan)
     h, w = size.clamp(min=1).to(torch.float32).split(1, 1)
-    return TokenPositions(h, w, *coord.unbind(-1)), embedded | wrong
+    return TokenPositions(h, w, *coord.unbind(-1)), torch.logical_or(embedded, wrong)
