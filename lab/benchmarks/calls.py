@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import timm_naflex_fast
-from lab.benchmarks import rows
 from lab.benchmarks.pos_embed import Workload, activation, call, served
 from lab.benchmarks.rows import Row
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates, siglip_grids
@@ -111,8 +110,7 @@ def calls() -> Iterator[list[Row]]:
     "times_faster" is timm's time over the contender's, the median of the processes; "least" and
     "most" are its range.
     """
-    rounds = min(ROUNDS, rows.ROUNDS)
-    (processes,) = in_new_processes({"calls": partial(time_cases, rounds)}).values()
+    (processes,) = in_new_processes({"calls": partial(time_cases, ROUNDS)}).values()
     for case, times in zip(CASES, zip(*processes)):
         found = []
         for name in NAMES:

@@ -3,7 +3,6 @@ lab/tools/pages.py.
 
 uv run lab/benchmarks/measure.py                          # everything, about an hour
 uv run lab/benchmarks/measure.py speed/siglip counts      # these files
-uv run lab/benchmarks/measure.py --quick                  # does it all work? Two rounds, nothing is kept
 
 Nothing else may run beside it: on a busy machine it does not start.
 """
@@ -17,8 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from lab.benchmarks import calls, counts, pos_embed, races, rows, whole_models
-from timm_naflex_fast.commands.measure import racing
+from lab.benchmarks import calls, counts, pos_embed, races, whole_models
 from timm_naflex_fast.commands.measure.output import provenance, to_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -28,9 +26,9 @@ SMALL = "vit_small_patch16_224"
 BASE = "naflexvit_base_patch16_siglip"
 # Options of ``whole_models.races``; a training step of 64 images holds about 8 GB.
 MODELS: dict[str, dict[str, Any]] = {
-    "model/small": dict(model=SMALL, names=["siglip", "diverse"], batch=8, budget=60),
-    "model/small_64": dict(model=SMALL, names=["siglip"], batch=64, budget=300),
-    "model/base": dict(model=BASE, names=["siglip"], batch=8, budget=150),
+    "model/small": dict(model=SMALL, names=["siglip", "diverse"], batch=8, rounds=30),
+    "model/small_64": dict(model=SMALL, names=["siglip"], batch=64, rounds=10),
+    "model/base": dict(model=BASE, names=["siglip"], batch=8, rounds=20),
 }
 # Functions that yield the rows of race after race.
 MEASURED: dict[str, Any] = {
@@ -75,21 +73,16 @@ def main() -> None:
     )
     help = f"of {', '.join(MEASURED)} (all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=help, default=[*MEASURED])
-    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    if options.quick:
-        rows.ROUNDS = 2
-        racing.PROCESSES = 1
-    elif load > BUSY:
+    if load > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in options.names:
         print(f"== {name}", flush=True)
         record = measure(name)
-        if not options.quick:
-            file = RESULTS / f"{name}.json"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(to_json(record), encoding="utf-8")
+        file = RESULTS / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(to_json(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def sides(
 def races(name: str) -> Iterator[list[Row]]:
     """Rows of the races of a workload, of 64 images in each phase."""
     for phase in PHASES:
-        facts = dict(workload=name, phase=phase, batch=BATCH, dtype="float32")
+        facts = dict(workload=name, phase=phase, batch=BATCH)
         with ExitStack() as stack:
             made = sides(WORKLOADS[name], BATCH, phase, NAMES, stack)
-            yield time_race(facts, made, 100.0)
+            yield time_race(facts, made)

@@ -55,9 +55,9 @@ def rope() -> Iterator[list[Row]]:
     """
     cases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
     for (kind, phase), batch in product(cases, (1, 64)):
-        facts = dict(workload=kind, phase=phase, batch=batch, dtype="float32")
+        facts = dict(workload=kind, phase=phase, batch=batch)
         with ExitStack() as stack:
-            yield time_race(facts, _rope_sides(kind, phase, batch, stack), 10.0)
+            yield time_race(facts, _rope_sides(kind, phase, batch, stack))
 
 
 def _rope_sides(kind: str, phase: str, batch: int, stack: ExitStack) -> dict[str, Ready]:
@@ -113,9 +113,9 @@ def patch_kernels() -> Iterator[list[Row]]:
     """
     for (old, new), phase in product(PATCHES, ("train", "first", "frozen")):
         title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]}"
-        facts = dict(workload=title, phase=phase, batch=0, dtype="float32")
+        facts = dict(workload=title, phase=phase, batch=0)
         with ExitStack() as stack:
-            yield time_race(facts, _patch_sides(old, new, phase, stack), 2.0)
+            yield time_race(facts, _patch_sides(old, new, phase, stack))
 
 
 def _patch_sides(old: Grid, new: Grid, phase: str, stack: ExitStack) -> dict[str, Ready]:
@@ -172,8 +172,8 @@ def other_libraries() -> Iterator[list[Row]]:
             sides = {}
             for name, model in models.items():
                 sides[name] = partial(ready, model, pixels, phase == "train")
-            facts = dict(workload="siglip", phase=phase, batch=batch, dtype="float32")
-            yield time_race(facts, sides, 10.0)
+            facts = dict(workload="siglip", phase=phase, batch=batch)
+            yield time_race(facts, sides)
 
 
 def _siglip2_embeddings(width: int) -> Any:
@@ -200,7 +200,7 @@ def exported() -> Iterator[list[Row]]:
         inputs = random_batch(model, grids, max(h * w for h, w in grids))
         exported_part = model.embeds if part == "embeddings" else model
         module = export.Naflex(exported_part).eval()
-        facts = dict(workload="siglip", phase="infer", batch=batch, dtype="float32")
+        facts = dict(workload="siglip", phase="infer", batch=batch)
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "model.onnx")
             with enable("matmul", model=exported_part):
@@ -209,4 +209,4 @@ def exported() -> Iterator[list[Row]]:
             for name, load in export.LOADERS.items():
                 run = load(file, program)
                 sides[name] = always(partial(run, inputs))
-            yield time_race({**facts, "about": {"part": part}}, sides, 60.0)
+            yield time_race({**facts, "about": {"part": part}}, sides)

@@ -8,18 +8,18 @@ from timm_naflex_fast.commands.measure.racing import Ready, race
 Row = dict[str, Any]
 
 
-ROUNDS = 30  # of a race, at most; measure.py --quick takes two
+ROUNDS = 30  # of a race
 
 
-def time_race(facts: Row, sides: Mapping[str, Ready], budget: float) -> list[Row]:
+def time_race(facts: Row, sides: Mapping[str, Ready], rounds: int = ROUNDS) -> list[Row]:
     """A row for each side: ``facts`` and its figures.
 
     Args:
-        facts: what the race is: "workload", "phase", "batch", "dtype", and "about", further ones.
+        facts: what the race is: "workload", "phase", "batch", and "about", further ones.
         sides: as ``race`` takes them.
-        budget: seconds of the race.
+        rounds: of the race.
     """
-    found = race(sides, ROUNDS, budget)
+    found = race(sides, rounds)
     return [{**facts, "contender": name, **figures} for name, figures in found.items()]
 
 

@@ -21,19 +21,19 @@ from timm_naflex_fast.commands.measure.models import load_model
 NAMES = (BASELINE, "matmul")
 
 
-def races(model: str, names: Sequence[str], batch: int, budget: float) -> Iterator[list[Row]]:
+def races(model: str, names: Sequence[str], batch: int, rounds: int) -> Iterator[list[Row]]:
     """Rows of race after race, training and inference of each workload that is named.
 
     Args:
         model: timm's name of it; it has random weights.
         names: of ``WORKLOADS``.
         batch: images in a batch.
-        budget: seconds of a race.
+        rounds: of a race.
     """
     loaded, _ = load_model(model, random_weights=True, num_classes=1000)
     for name, phase in product(names, ("train", "infer")):
         grids = WORKLOADS[name].grids(batch)
-        facts: Row = dict(workload=name, phase=phase, batch=len(grids), dtype="float32")
+        facts: Row = dict(workload=name, phase=phase, batch=len(grids))
         inputs = random_batch(loaded, grids)
         step = partial(make_step(loaded, "float32", phase), loaded, inputs)
         embed = partial(_embed, loaded.embeds, inputs)
@@ -41,7 +41,7 @@ def races(model: str, names: Sequence[str], batch: int, budget: float) -> Iterat
         for work in (step, embed):
             with ExitStack() as stack:
                 sides = {mode: partial(_ready, loaded, work, mode, stack) for mode in NAMES}
-                both.append(time_race(facts, sides, budget))
+                both.append(time_race(facts, sides, rounds))
         whole, embeds = both
         shares = {}
         for row, part in zip(whole, embeds):

@@ -114,7 +114,7 @@ def costs_of(step: Ready) -> Row:
 
 
 def measure(
-    workload: str, phase: str, batch: int, channels: int, dtype: torch.dtype, budget: float
+    workload: str, phase: str, batch: int, channels: int, dtype: torch.dtype, rounds: int
 ) -> list[Row]:
     """A row for each contender: its times, its costs, and how far it is from timm's loop."""
     work = Work(workload, phase, batch, channels, dtype)
@@ -126,11 +126,7 @@ def measure(
             steps[name] = work.step(embeds[name])
         kind = str(dtype).removeprefix("torch.")
         facts = dict(workload=workload, phase=phase, batch=batch, dtype=kind, channels=channels)
-        rows = time_race(
-            facts,
-            steps,
-            budget,
-        )
+        rows = time_race(facts, steps, rounds)
 
         wants = work.results(embeds[LOOP])
         for row in rows:
@@ -151,7 +147,7 @@ def main() -> None:
     parser.add_argument("--channels", type=positive, default=768, help="of a token (768)")
     kinds = ("float32", "bfloat16", "float16")
     parser.add_argument("--dtype", choices=kinds, default=kinds[0], help="of tokens (float32)")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of each race (20.0)")
+    parser.add_argument("--rounds", type=positive, default=10, help="of each race (10)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     if args.json:
@@ -162,7 +158,7 @@ def main() -> None:
     rows = []
     for workload, phase in product(BATCHES, ("train", "infer")):
         batch = args.batch or BATCHES[workload]
-        for row in measure(workload, phase, batch, args.channels, dtype, args.budget):
+        for row in measure(workload, phase, batch, args.channels, dtype, args.rounds):
             rows.append(row)
             print(
                 "{workload:8}{phase:6}{contender:13}{median_ms:9.2f} ms{operators:5} operators"

@@ -225,7 +225,7 @@ def test_patched_timm_passes_timms_naflex_tests_and_those_of_the_patches(
 @ran("matmul")
 def test_the_race_shows_who_has_the_loops_bits(tmp_path, monkeypatch, capsys):
     file = tmp_path / "race.json"
-    small = ["race.py", "--batch=2", "--channels=4", "--budget=0", f"--json={file}"]
+    small = ["race.py", "--batch=2", "--channels=4", "--rounds=2", f"--json={file}"]
     monkeypatch.setattr("sys.argv", small)
     race.main()
     assert "equal bits" in capsys.readouterr().out

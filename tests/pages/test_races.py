@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from lab.benchmarks import calls, races, rows, whole_models
+from lab.benchmarks import calls, races, whole_models
 from tests.support.running import ran
 from timm_naflex_fast import status
 from timm_naflex_fast.commands.measure.models import load_model
@@ -24,10 +24,9 @@ def test_in_the_race_of_patch_kernels_ours_is_timed_against_timms(phase):
 
 @ran("matmul")
 def test_the_embeddings_are_a_share_of_each_step(monkeypatch):
-    monkeypatch.setattr(rows, "ROUNDS", 2)
-    small = partial(load_model, depth=1, embed_dim=32, num_heads=2)
+    small = partial(load_model, depth=8, embed_dim=32, num_heads=2)
     monkeypatch.setattr(whole_models, "load_model", small)
-    train, infer = whole_models.races("naflexvit_base_patch16_gap", ["siglip"], 1, 0)
+    train, infer = whole_models.races("naflexvit_base_patch16_gap", ["siglip"], 1, 10)
     assert [row["contender"] for row in train] == ["stock", "matmul"]
     for row in (*train, *infer):
         assert 0 < row["about"]["embeds_share"][row["contender"]] < 1

@@ -41,13 +41,6 @@ def test_the_sides_run_in_turns_and_the_first_round_does_not_count(clock):
     assert len(turns) == 11
 
 
-@pytest.mark.parametrize(("budget", "rounds"), [(1.0, 3), (9000.0, 4), (1e9, 10)])
-def test_no_round_begins_after_the_budget_but_three_count(clock, budget, rounds):
-    both, _ = sides(clock, slow=20.0, fast=0.125)
-    found = racing.race(both, rounds=10, budget=budget)
-    assert {figures["rounds"] for figures in found.values()} == {rounds}
-
-
 def test_each_side_runs_in_new_processes(monkeypatch):
     monkeypatch.setattr(racing, "PROCESSES", 2)
     found = racing.in_new_processes({"a": os.getpid, "b": os.getpid})

@@ -3,7 +3,6 @@
 Tests: tests/commands/measure/test_racing.py.
 """
 
-import math
 import random
 import signal
 import statistics
@@ -17,7 +16,6 @@ from torch.utils.benchmark.utils.timer import timer as now
 from .output import progress
 
 PROCESSES = 5  # of each side
-LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 NEAREST_32_MIB = 31 * 2**20
 QUARTILES = ("first_quartile_ms", "median_ms", "third_quartile_ms")
 Figures = dict[str, float]
@@ -25,16 +23,15 @@ Ready = Callable[[], Callable[[], Any]]  # readies one round, and returns what i
 Found = TypeVar("Found")
 
 
-def race(sides: Mapping[str, Ready], rounds: int, budget: float = math.inf) -> dict[str, Figures]:
+def race(sides: Mapping[str, Ready], rounds: int) -> dict[str, Figures]:
     """Time all sides in turns, after one round that does not count.
 
     Args:
         sides: by their names.
-        rounds: at most, at least 2.
-        budget: seconds after which no round begins, but of the first ``LEAST_ROUNDS``.
+        rounds: that count, at least 2.
 
     Returns:
-        Of each side how many "rounds" were timed, and their quartiles.
+        Of each side the number of "rounds", and the quartiles of their times.
     """
     # glibc keeps freed blocks for the next caller only up to the size of the largest block that was
     # freed so far, 32 MiB at most; larger ones go back to Linux, which clears each new one page by
@@ -44,10 +41,7 @@ def race(sides: Mapping[str, Ready], rounds: int, budget: float = math.inf) -> d
     times: dict[str, list[float]] = {name: [] for name in sides}
     order = [*sides]
     shuffle = random.Random(0).shuffle
-    begin = now()
-    for turn in progress("timing", range(1 + rounds)):
-        if turn > LEAST_ROUNDS and now() - begin > budget:
-            break
+    for _ in progress("timing", range(1 + rounds)):
         # In a fixed order each would find the caches as the same predecessor left them.
         shuffle(order)
         for name in order:
