@@ -28,12 +28,10 @@ STARTS = 11
 NEW = [(h, w) for h in range(5, 25) for w in range(5, 25) if h != w and h * w <= 400]
 FIVE = [(12, 21), (16, 16), (21, 12), (9, 28), (14, 18)]
 SMALL = Workload("16x16 table", siglip_grids(256), (16, 16))
-LARGE = Workload(
-    "64x64 table, not antialiased",
-    siglip_grids(256),
-    (64, 64),
-    options={"pos_embed_antialias": False},
-)
+NOT_ANTIALIASED = {"pos_embed_antialias": False}
+SMALL_CUBIC = Workload("16x16 table, bicubic", siglip_grids(256), (16, 16), mode="bicubic")
+LARGE = Workload("64x64 table", siglip_grids(256), (64, 64), options=NOT_ANTIALIASED)
+LARGE_CUBIC = LARGE._replace(name="64x64 table, bicubic", mode="bicubic")
 
 
 class Case(NamedTuple):
@@ -55,9 +53,11 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("new grid, 16x16 table, C=192", channels=192),
-    Case("new grid, 16x16 table, C=768"),
-    Case("new grid, 64x64 table, not antialiased, C=192", table=LARGE, channels=192),
+    Case("new grid, 16x16 bicubic, C=192", table=SMALL_CUBIC, channels=192),
+    Case("new grid, 16x16 bicubic, C=768", table=SMALL_CUBIC),
+    Case("new grid, 16x16 bilinear, C=768"),
+    Case("new grid, 64x64 bicubic, not antialiased, C=192", table=LARGE_CUBIC, channels=192),
+    Case("new grid, 64x64 bilinear, not antialiased, C=192", table=LARGE, channels=192),
     Case("frozen, 16x16 table, C=768", [(12, 21)] * 50),
     Case("frozen, the table's own grid, C=768", [(16, 16)] * 50),
     Case("train, the table's own grid, C=768", [(16, 16)] * 25, trains=True),
