@@ -32,7 +32,6 @@ import nox
 from timm_naflex_fast.commands.measure.output import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
-os.chdir(ROOT)  # Nox has gone to the folder of this file.
 nox.options.sessions = ["pairing", "timm_tests"]
 # What `uv run` adds to the project's own environment, which has the newest of everything.
 PAIRINGS = {
@@ -188,6 +187,7 @@ def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: 
 @nox.parametrize("name", list(PAIRINGS), ids=list(PAIRINGS))
 def pairing(session: nox.Session, name: str) -> None:
     """The layers of tests that touch the libraries, on one pairing of releases."""
+    session.chdir(ROOT)  # nox runs sessions in the folder of this file
     extra = PAIRINGS[name]
     layers = {}
     failed = []
@@ -205,6 +205,7 @@ def pairing(session: nox.Session, name: str) -> None:
 @nox.parametrize("slow", [False, True], ids=["fast", "slow"])
 def forced_stock(session: nox.Session, slow: bool) -> None:
     """Our own tests with the library's own code in place of ours: each that asks for ours fails."""
+    session.chdir(ROOT)  # nox runs sessions in the folder of this file
     chosen = "slow and not fuzz" if slow else "not slow and not fuzz"
     options = ("--tb=no", "-p", "tests.support.forced_stock", "-m", chosen)
     report = run_pytest(session, "", *options, *session.posargs)
@@ -241,6 +242,7 @@ def calls_of(mode: str) -> int:
 @nox.session(venv_backend="none")
 def timm_tests(session: nox.Session) -> None:
     """timm's own tests about NaFlex under each mode; ``stock`` tells what fails anyway."""
+    session.chdir(ROOT)  # nox runs sessions in the folder of this file
     folder = Path(session.create_tmp()).resolve()
     fetch = str(ROOT / "tests" / "support" / "timm_source.py")
     uv(session, "--with pip --with setuptools", "python", fetch, str(folder))
@@ -276,6 +278,7 @@ def mutants(session: nox.Session) -> None:
 
     Prints the changes that TESTS did not notice.
     """
+    session.chdir(ROOT)  # nox runs sessions in the folder of this file
     count, part, *tests = session.posargs
 
     # It writes each change into the file, so it gets a copy, and Python finds the copy first.

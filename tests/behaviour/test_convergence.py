@@ -83,10 +83,26 @@ def test_losses_are_those_without_the_patch(train, library, tmp_path, clean):
     assert min(want) < 0.95 * want[0]  # it learns
 
 
+SPAWNS = """
+import timm, torch, timm_naflex_fast
+
+
+def work(rank):
+    timm_naflex_fast.enable()
+    model = timm.create_model("naflexvit_base_patch16_gap", depth=1)
+    model(torch.randn(1, 3, 224, 320))
+    print(rank, timm_naflex_fast.status().calls)
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+"""
+
+
 @pytest.mark.slow
 def test_spawned_workers(tmp_path, children):
     script = tmp_path / "script.py"
-    script.write_text(lines("multiprocessing").replace('_gap"', '_gap", depth=1'))
+    script.write_text(SPAWNS)
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
