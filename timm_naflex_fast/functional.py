@@ -70,9 +70,10 @@ def add_pos_embed_(
 
     Raises:
         ValueError: unknown strategy or mode, another dtype or device, a sparse, quantized or nested
-            tensor, shapes that do not fit, negative coordinates, a grid far larger than the number
-            of tokens. In an exported or traced program, and in a CUDA graph, nothing is read back
-            to the host, so a negative coordinate raises no error: the token becomes NaN.
+            tensor, shapes that do not fit; negative coordinates, or a grid far larger than the
+            number of tokens ("grid_sample" samples at any coordinate). In an exported or traced
+            program, and in a CUDA graph, nothing is read back to the host, so a negative coordinate
+            raises no error: the token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.

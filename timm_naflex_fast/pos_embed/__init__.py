@@ -1,1 +1,1 @@
-"""The maths of resampling: of one table, for grids of given sizes; no batch, no library."""
+"""Position embeddings: a table, resized to the grid of each picture, added to the tokens of a batch."""
