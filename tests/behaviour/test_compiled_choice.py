@@ -46,9 +46,11 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(model, backend=counter)
     with running("grid_sample"):
-        for _ in range(3):
+        assert gives(compiled, results) == "grid_sample"
+        graphs = counter.frame_count  # more than one where timm's own code samples: it breaks them
+        for _ in range(2):
             assert gives(compiled, results) == "grid_sample"
-        assert counter.frame_count == 1
+        assert counter.frame_count == graphs
         with enable("stock", model=model):
             assert gives(compiled, results) == "exact"
         with enable("grid_sample", model=model), enable("matmul"):
@@ -187,10 +189,12 @@ def test_who_filters_no_guards_pays_nothing_for_it(model, results):
     """Graphs are forgotten where ours takes the place of the library's code, and not else."""
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter)
+    graphs = []
     with enable("matmul"):
-        for _ in range(3):
-            for mode in ("grid_sample", "matmul"):
-                with enable(mode, model=model):
-                    for _ in range(2):
-                        gives(compiled, results)
-    assert counter.frame_count == 2
+        for mode in ("grid_sample", "matmul") * 3:
+            with enable(mode, model=model):
+                for _ in range(2):
+                    gives(compiled, results)
+            graphs.append(counter.frame_count)
+    assert graphs[1] > graphs[0] > 0
+    assert set(graphs[1:]) == {graphs[1]}
