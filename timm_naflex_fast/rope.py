@@ -200,9 +200,12 @@ def sin_cos(angles: Tensor, rotate_half: bool) -> Tensor:
 
     Each stands there twice: D/2 apart (``rotate_half``), or side by side.
     """
-    values = torch.stack([angles.sin(), angles.cos()], -2)  # (..., 2, D/2)
-    beside = -2 if rotate_half else -1
-    return torch.stack([values, values], beside).flatten(-3)
+    sines = angles.sin()
+    cosines = angles.cos()
+    if rotate_half:
+        return torch.stack([sines, sines, cosines, cosines], -2).flatten(-2)
+    values = torch.stack([sines, cosines], -2)  # (..., 2, D/2)
+    return values.unsqueeze(-1).expand(*values.shape, 2).flatten(-3)
 
 
 def line_of_token(rope: Rope, coord: Tensor, size: Tensor, is_padding: Tensor) -> Tensor | None:
