@@ -200,10 +200,21 @@ def resample(
     table: PositionTable, sizes: Collection[Size], spec: ResizeSpec, dtype: torch.dtype
 ) -> Embeddings:
     """The embeddings of each size for tokens of ``dtype``: in float32, or float64 for float64."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    if len(table) == 2:
+
+        def resized(lines: Tensor, length: int) -> Tensor:
+            n0 = lines.shape[0]
+            along = _axis_sum(length, length, n0, spec, dtype, False, lines.device, 1)
+            return along(lines)
+
+        tables = [lines.flatten(0, -2).to(dtype) for lines in table]
+        yield from added_lines(tables, sizes, spec, dtype, resized)
+        return
+
     steps_of = _kept_steps if len(sizes) > 1 else resize_steps
     cells = whole(table)
     h0, w0, channels = cells.shape
-    dtype = torch.promote_types(dtype, torch.float32)
     source = cells.flatten(0, 1).contiguous().to(dtype)  # (H0*W0, C)
     # Grids of one height share the sum along y.
     for same_height in _by_height(sizes, spec):
@@ -221,6 +232,34 @@ def resample(
                     table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
                     after_y = along_y(table_rows).view(-1, channels)
                 yield size, along_x(after_y)
+
+
+def added_lines(
+    tables: Sequence[Tensor],
+    sizes: Iterable[Size],
+    spec: ResizeSpec,
+    dtype: torch.dtype,
+    resize: Callable[[Tensor, int], Tensor],
+) -> Embeddings:
+    """The embeddings of each size in ``dtype`` from two tables (H0, C) and (W0, C) of lines.
+
+    ``resize(lines, length)`` gives ``length`` lines in ``dtype``. timm keeps a table of that length.
+    """
+    of_lengths = [{lines.shape[0]: lines.to(dtype)} for lines in tables]
+    for size in sizes:
+        parts = []
+        for lines, of_length, keep, length in zip(
+            tables, of_lengths, size, spec.resized_size(*size)
+        ):
+            resized = of_length.get(length)
+            if resized is None:
+                resized = resize(lines, length)
+                of_length[length] = resized
+            if keep < length:
+                resized = resized[:keep]
+            parts.append(resized)
+        y, x = parts  # (h, C), (w, C)
+        yield size, (y.unsqueeze(1) + x).flatten(0, 1)
 
 
 def gradient(
