@@ -61,6 +61,8 @@ WRONG = [
     ("table", TABLE.permute(2, 0, 1), SHAPES),
     ("table", TABLE[:1, :1].expand(8, 9, 3), NOTHING),
     ("size", (4, 0), "must hold"),
+    ("size", (4, 4.5), "must hold"),
+    ("result", RESULT.bool(), "result must hold finite numbers"),
     ("size", (8, 9), SHAPES.replace("16", "72")),
     ("result", RESULT.mT[None], SHAPES),
     ("result", RESULT + torch.nan, "result must hold finite numbers"),

@@ -90,14 +90,16 @@ def compare_recordings(
 def first_that_parts(stages: Sequence[Stage], precision: str) -> tuple[int, float]:
     """The place of the first stage where a port parts, and beyond which part of a limit it does.
 
-    It is the first one beyond two thirds, unless the first one beyond a whole limit is farther by a
-    jump: then the former is rounding.
+    A fault may grow: it is the first one beyond a whole limit, or one from which the fault grew to that.
     """
     whole = next(place for place, stage in enumerate(stages) if stage.farthest > 1)
-    for place, stage in enumerate(stages[:whole]):
+    place = whole
+    while place:
+        before = stages[place - 1]
         # Where a float32 port's own pixels widen a limit, right numbers come near it.
-        widened = stage.moved and precision == "float32"
-        is_near = stage.farthest > NEARLY and not widened
-        if is_near and stages[whole].farthest <= JUMP * stage.farthest:
-            return place, NEARLY
-    return whole, 1.0
+        widened = before.moved and precision == "float32"
+        grows = before.farthest < stages[place].farthest <= JUMP * before.farthest
+        if widened or before.farthest <= NEARLY or not grows:
+            break
+        place -= 1
+    return place, 1.0 if place == whole else NEARLY

@@ -28,11 +28,16 @@ OWN_PIXELS = "own_pixels"  # among limits: what pixels of another resizer move
 
 SAMPLE = 6  # tokens that are kept of what a mistake gives
 LARGEST = 3e38  # number of a stage: float32's
-# By what each stage is measured (see ``rule.Stage.differences``); ``OF_TOKENS`` for those that are not here.
-MEASURES = {"grid": ("number",), "pixels": ("pixel", "mean"), "pooled": ("number",)}
-OF_TOKENS = ("token", "channel")
-# The widest limits that a recording may have: a whole number, token or channel; of pixels, grey levels.
-WIDEST = {"number": 1.0, "token": 1.0, "channel": 1.0, "pixel": 3.0, "mean": 1.0}
+# By what each stage is measured (see ``rule.Stage.differences``), and the widest limit that a recording may have:
+# of pixels in grey levels, else all of a number, token or channel. ``OF_TOKENS`` for stages that are not here.
+MEASURES = {
+    "grid": {"number": 0.5},
+    "pixels": {"pixel": 3.0, "mean": 1.0},
+    "pooled": {"number": 1.0},
+}
+OF_TOKENS = {"token": 1.0, "channel": 1.0}
+# In float32, after the pixels. The kit's have 1e-4 at most; float16 moves its stages by 7e-4 or more.
+WIDEST_IN_FLOAT32 = 5e-4
 UNPACKED = 2**30  # bytes of an archive; recordings and what ``identify`` reads have a tenth of it
 
 NUMBER_TYPES = {
@@ -155,23 +160,23 @@ def read_recording(folder: Path) -> Recording:
     """
     about = read_about(folder)
     found = read_arrays(folder / "stages.safetensors")
-    table = found.pop(TABLE, None)
+    table = found.pop(TABLE, np.zeros(0))
     order = [stage["name"] for stage in about["stages"]]
     stages = read_stages(found, order, [{} for _ in about["pictures"]], folder)
     for own, picture in zip(stages, about["pictures"]):
-        if (
-            table is None
-            or table.ndim != 3
-            or list(own) != order
-            or own["grid"].tolist() != picture["grid"]
-        ):
+        if list(own) != order or own["grid"].tolist() != picture["grid"]:
             raise Unusable(
-                f"{folder} must hold the table, and every stage of every picture, with the grids of "
-                "recording.json"
+                f"{folder} must hold every stage of every picture, with the grids of recording.json"
             )
+    channels = stages[0][order[2]].shape[1:]  # that stage's tokens are (N, C)
+    wanted = (*about["table_size"], *channels)
+    if table.shape != wanted:
+        raise Unusable(f"{folder} must hold a table in shape {wanted}; got {table.shape}")
     # A recording may come without what known mistakes give.
     mistakes = folder / "mistakes.safetensors"
     known = read_arrays(mistakes) if mistakes.exists() else {}
+    for name, numbers in [(TABLE, table), *known.items()]:
+        check_is_finite(numbers, f"{folder}: {name}")
     return Recording(about, stages, table, known)
 
 
@@ -186,7 +191,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         check(about, FORM)
-    except (LookupError, TypeError, ValueError, RecursionError) as problem:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as problem:
         raise Unusable(f"{file} does not describe a recording ({problem!r})") from problem
     return about
 
@@ -229,6 +234,13 @@ def printable(words: Any) -> None:
         raise ValueError(f"{words!r} holds characters that cannot be printed")
 
 
+def inside(file: Any) -> None:
+    """Raise an error unless it is the name of a file in the recording's folder."""
+    parts = Path(file).parts
+    if Path(file).is_absolute() or ".." in parts:
+        raise ValueError(f"{file!r} is outside of the recording")
+
+
 def limited(stages: Any) -> None:
     """Raise an error unless these stages begin with the grid, and have limits of rounding."""
     first = stages[0]
@@ -240,12 +252,15 @@ def limited(stages: Any) -> None:
         printable(name)
         if stage["limits"].keys() - {OWN_PIXELS} != precisions:
             raise ValueError(f"{name} has limits of other precisions than the grid")
-        for limits in stage["limits"].values():
-            for measure in MEASURES.get(name, OF_TOKENS):
-                if not 0 < limits.get(measure, 0) <= WIDEST[measure]:
+        for precision, limits in stage["limits"].items():
+            for measure, widest in MEASURES.get(name, OF_TOKENS).items():
+                limit = limits.get(measure, 0)
+                if precision == "float32" and name not in ("grid", "pixels"):
+                    widest = WIDEST_IN_FLOAT32
+                if not 0 < limit <= widest:
                     raise ValueError(
-                        f"{limits.get(measure)} by {measure} at {name} is no limit of rounding; valid: "
-                        f"above 0, {WIDEST[measure]} at most"
+                        f"{limit} by {measure} at {name} is no limit of {precision}'s rounding; valid: "
+                        f"above 0, {widest} at most"
                     )
 
 
@@ -260,7 +275,7 @@ FORM = {
     "mean": [float],
     "std": [positive],
     "filter": text,
-    "pictures": [{"file": text, "name": text, "size": [positive], "grid": [positive]}],
+    "pictures": [{"file": inside, "name": text, "size": [positive], "grid": [positive]}],
     "stages": limited,
     "mistakes_tried": range,
     "mistakes": [{"name": printable, "words": printable, "stage": printable, "pictures": set}],
@@ -340,9 +355,14 @@ def read_stage(stage: str, given: Array, known: Stages, what: str) -> Array:
         raise Unusable(
             f"{what} must hold numbers in shape {shape}; got {numbers.dtype} in shape {numbers.shape}"
         )
+    check_is_finite(numbers, what)
+    return numbers.astype(np.float64)
+
+
+def check_is_finite(numbers: Array, what: str) -> None:
+    """Raise ``Unusable`` unless all of them are numbers of float32."""
     if not np.all(np.abs(numbers) < LARGEST):
         raise Unusable(f"{what} must hold finite numbers; got NaN, or numbers beyond float32")
-    return numbers.astype(np.float64)
 
 
 def read_port(folder: Path, reference: Recording) -> list[Stages]:

@@ -102,8 +102,9 @@ def checked(table: Any, size: Any, result: Any) -> tuple[Array, FrameSizes, Arra
 
 def _sizes(given: Any) -> FrameSizes:
     """Sizes (h, w) or (t, h, w), of one grid or of several, as (t, h, w) each."""
-    rows = np.atleast_2d(given)
-    if rows.ndim != 2 or rows.shape[1] not in (2, 3) or not np.all(rows >= 1):
+    rows = np.atleast_2d(_float64("size", given))
+    is_whole = np.all(rows >= 1) and np.all(rows % 1 == 0)
+    if rows.ndim != 2 or rows.shape[1] not in (2, 3) or not is_whole:
         raise ValueError(
             f"size must hold (h, w) or (t, h, w), whole numbers from 1; got shape {rows.shape}"
         )
@@ -114,10 +115,10 @@ def _sizes(given: Any) -> FrameSizes:
 
 def _float64(name: str, given: Any) -> Array:
     """The numbers of an array in float64."""
-    numbers: Array = np.asarray(given, np.float64)
-    if not np.isfinite(numbers).all():
+    numbers = np.atleast_1d(given)
+    if numbers.dtype.kind not in "iuf" or not np.isfinite(numbers).all():
         raise ValueError(f"{name} must hold finite numbers")
-    return numbers
+    return numbers.astype(np.float64)
 
 
 def ranked(

@@ -9,8 +9,8 @@ from typing import Any
 from .compare import Comparison
 from .rule import Row
 
-OK = "ok"
-PARTS = "parts"
+OK = "✓ ok"
+PARTS = "✗ parts"
 
 
 def cells(row: Row) -> dict[str, str]:

@@ -157,15 +157,13 @@ CHANGED = [
     ('"file": "pictures/000.png"', '"file": 5', "TypeError("),
     ('"mistakes": [', '"mistakes": null, "others": [', "TypeError("),
     ('"words": "the picture', '"wards": "the picture', "KeyError('words')"),
-    ('"name": "pixels"', '"name": "grid"', "None by number at grid is no limit of rounding"),
+    ('"name": "pixels"', '"name": "grid"', "0 by number at grid is no limit of float32's rounding"),
     ('"name": "grid"', '"name": "grids"', "the first stage is not the grid"),
     ('"tf32": {', '"tf33": {', "has limits of other precisions than the grid"),
-    (
-        '"token": 3e-05',
-        '"token": 0',
-        "0 by token at block_0 is no limit of rounding; valid: above 0",
-    ),
-    ('"token": 3e-05', '"token": 1e30', "1e+30 by token at block_0 is no limit of rounding"),
+    ('"token": 3e-05', '"token": 0', "0 by token at block_0 is no limit of float32's rounding"),
+    ('"token": 3e-05', '"token": 1e-3', "rounding; valid: above 0, 0.0005 at most"),
+    ('"limits": {', '"limits": 5, "others": {', "AttributeError("),
+    ('"file": "pictures/000.png"', '"file": "../000.png"', "'../000.png' is outside of the rec"),
     ('"words": "the picture', '"words": "\\u001b[2J', "holds characters that cannot be printed"),
     ('"token": 3e-05', '"token": "3e-05"', "TypeError("),
     ("{", "[" * 100_000, "does not describe a recording ("),
@@ -188,7 +186,8 @@ SPOILED = [
     ("PORT", "0.poo\nled", np.copy, r"no '0.poo\nled'; valid: 000 to 009,"),
     ("PORT", "norm", np.copy, "one batch"),
     ("REF", "003.norm", np.ravel, "003.norm must hold numbers in shape"),
-    ("REF", "003.norm", lambda x: None, "and every stage of every picture"),
+    ("REF", "003.norm", lambda x: None, "must hold every stage of every picture"),
+    ("REF", "table", lambda x: x[..., :3], "a table in shape (12, 12, 32); got (12, 12, 3)"),
 ]
 
 

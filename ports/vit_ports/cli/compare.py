@@ -12,7 +12,7 @@ from .. import __version__
 from ..compare import compare_folders
 from ..format import PRECISIONS, read_about
 from ..verdict import as_json, cells, sentences
-from .output import coloured, table, write_whole
+from .output import marked, table, write_whole
 
 PARTS = 1  # the exit status
 MISSING = 2  # as an error
@@ -70,7 +70,7 @@ def compare(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr if options.json == "-" else sys.stdout):
         if found.missing:
             print(said.pop(0))
-        print(coloured(table([cells(row) for row in found.rows])))
+        print(marked(table([cells(row) for row in found.rows])))
         print("\n".join(said))
     if options.json:
         today = datetime.date.today().isoformat()

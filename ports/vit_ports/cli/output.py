@@ -55,9 +55,16 @@ def table(lines: Sequence[Mapping[str, str]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns))
 
 
-def coloured(text: str) -> str:
-    """A table whose lines' marks are green or red, where the console has colours."""
+def marked(text: str) -> str:
+    """A table whose lines begin with ✓ or ✗, as stdout shows it.
+
+    Green or red on a terminal, and without these two signs in an encoding that lacks them.
+    """
+    try:
+        "✓✗".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return re.sub("(?m)^[✓✗ ] ", "", text)
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        text = re.sub("(?m)^ok", "\x1b[32mok\x1b[0m", text)
-        text = re.sub("(?m)^parts", "\x1b[31mparts\x1b[0m", text)
+        text = re.sub("(?m)^(✓ ok)", "\x1b[32m\\1\x1b[0m", text)
+        text = re.sub("(?m)^(✗ parts)", "\x1b[31m\\1\x1b[0m", text)
     return text
