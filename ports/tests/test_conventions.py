@@ -97,15 +97,6 @@ def test_what_becomes_of_taps_outside_an_antialiased_table(outside, first):
     torch.testing.assert_close(matrix, expected)
 
 
-@pytest.mark.parametrize("size", [(4, 6), (16, 24)])
-def test_area_counts_what_a_cell_covers(size):
-    """Where lengths divide one another it is the mean of whole cells, or a copy of one."""
-    table = random_table(2, size=(8, 12))
-    found = tokens_of(Convention("area", None), table, [(1, *size)])
-    wanted = F.interpolate(table.permute(2, 0, 1)[None], size, mode="area")[0].permute(1, 2, 0)
-    torch.testing.assert_close(found.float(), wanted.flatten(0, 1))
-
-
 def test_area_shares_a_cell_that_two_cover():
     table = torch.tensor([3.0, 6.0, 9.0]).reshape(3, 1, 1)
     found = tokens_of(Convention("area", None), table, [(1, 2, 1)])

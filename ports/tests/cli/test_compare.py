@@ -4,8 +4,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -114,17 +112,6 @@ def test_a_stage_may_be_left_out_and_a_picture_if_it_is_meant(port, compare):
     for options, wanted in (([], 2), (["--partial"], 0)):
         status, printed = compare(KIT, port, *options)
         assert status == wanted and printed.startswith("missing: 2 pictures, the first is 003")
-
-
-def test_neither_torch_nor_timm_is_needed(port):
-    spoil(port, "001.position_embedding", lambda x: 3 * x)
-    program = (
-        "import sys; sys.modules['torch'] = sys.modules['timm'] = None\n"
-        "from vit_ports.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "compare", str(KIT), str(port)]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_without_a_port_the_known_mistakes_are_printed(capsys):

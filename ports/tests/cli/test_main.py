@@ -11,7 +11,7 @@ from on_the_kit import KIT
 
 from vit_ports import __version__
 from vit_ports.cli.main import main
-from vit_ports.cli.output import table
+from vit_ports.cli.output import marked, table
 
 
 def test_the_command_and_the_module_are_one(capsys):
@@ -62,3 +62,20 @@ def test_with_json_on_stdout_the_words_go_to_stderr(capsys):
 def test_figures_stand_to_the_right_and_words_to_the_left():
     lines = [{"who": "stock", "ms": "1"}, {"who": "us", "ms": "234"}]
     assert table(lines).split("\n") == ["who     ms", "stock    1", "us     234"]
+
+
+MARKED = "     stage\n✓ ok norm\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "on_terminal", "shown"),
+    [
+        ("utf-8", False, MARKED),
+        ("utf-8", True, "     stage\n\x1b[32m✓ ok\x1b[0m norm\n"),
+        ("ascii", True, "   stage\nok norm\n"),
+    ],
+)
+def test_a_mark_is_shown_as_the_console_can(encoding, on_terminal, shown, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout", Mock(encoding=encoding, isatty=lambda: on_terminal))
+    assert marked(MARKED) == shown
