@@ -142,6 +142,7 @@ def refused(folders, compare):
 CHANGED = [
     ('"version": 2', '"version": 1', "it is of version 1, and this release reads 2"),
     ('"file": "pictures/000.png"', '"file": 5', "TypeError("),
+    ('"patch_size": 8', '"patch_size": 0', "0 is no number above 0"),
     ('"mistakes": [', '"mistakes": null, "others": [', "TypeError("),
     ('"words": "the picture', '"wards": "the picture', "KeyError('words')"),
     ('"name": "pixels"', '"name": "grid"', "0 by number at grid is no limit of float32's rounding"),

@@ -16,7 +16,10 @@ FLOAT32 = {
     "position_embedding": EMBEDDINGS,
     "pooled": {"number": 2e-5},
 }
-"""What float32 may move a stage by, in each of its measures; ``LATER`` for those that are not here."""
+"""What float32 may move a stage by, in each of its measures; ``LATER`` for those that are not here.
+
+On the kit right ports of 25 other makes came up to 0.06 of these, but for pixels.
+"""
 
 
 def float32_limits(stage: str) -> dict[str, float]:
