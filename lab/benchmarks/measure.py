@@ -3,6 +3,7 @@ lab/tools/pages.py.
 
 uv run lab/benchmarks/measure.py                          # everything, about an hour
 uv run lab/benchmarks/measure.py speed/siglip counts      # these files
+uv run --with executorch==1.5.1 lab/benchmarks/measure.py executorch
 
 Nothing else may run beside it: on a busy machine it does not start.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from lab.benchmarks import calls, counts, pos_embed, races, whole_models
+from lab.benchmarks import calls, counts, mobile, pos_embed, races, whole_models
 from timm_naflex_fast.commands.measure.output import provenance, to_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -48,6 +49,7 @@ for function in (
     counts.counts,
     counts.graphs,
     counts.rounding,
+    mobile.executorch,
 ):
     MEASURED[function.__name__] = function
 

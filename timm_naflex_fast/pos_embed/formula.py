@@ -36,6 +36,15 @@ class TokenPositions(NamedTuple):
     y: Tensor  # (B, N) float32
     x: Tensor  # (B, N) float32
 
+    @classmethod
+    def of(cls, sizes: Tensor, coord: Tensor) -> "TokenPositions":
+        """Those of grids (B, 2) and coordinates (B, N, 2), float32.
+
+        By indices, here and elsewhere in graphs: ExecuTorch 1.5 would fix the number of images where
+        a tensor is split or unbound.
+        """
+        return cls(sizes[:, :1], sizes[:, 1:], coord[..., 0], coord[..., 1])
+
 
 def embeddings_at(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The embeddings (B, N, C) of tokens from a table (H0, W0, C), in float32 at least."""
@@ -83,8 +92,10 @@ def _gathered_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -
     weights = (row_weights[..., :, None] * col_weights[..., None, :]).to(flat.dtype)
     # Tap after tap: all at once would be 16 embeddings (B, N, C) in memory.
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
-    for cell, weight in zip(cells.flatten(2).unbind(-1), weights.flatten(2).split(1, -1)):
-        embeddings = embeddings + F.embedding(cell, flat) * weight
+    cells, weights = cells.flatten(2), weights.flatten(2)  # (B, N, taps * taps)
+    for tap in range(cells.shape[-1]):
+        row = F.embedding(cells[..., tap], flat)  # (B, N, C)
+        embeddings = embeddings + row * weights[..., tap, None]
     return embeddings
 
 

@@ -222,9 +222,8 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
     """
     if spec.samples:  # at any coordinate, of padding too
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
-        h, w = grid_sizes_from_coord(coord).split(1, 1)  # (B, 1)
-        y, x = coord.unbind(-1)  # (B, N)
-        return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
+        embedded = torch.ones_like(coord[..., 0], dtype=torch.bool)  # (B, N)
+        return TokenPositions.of(grid_sizes_from_coord(coord), coord), embedded
 
     coord = whole_numbers(patch_coord).clamp(-1, MAX_COORDINATE)
     size = grid_sizes_from_coord(coord)  # (B, 2)
@@ -240,5 +239,5 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositio
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~embedded[..., None], 0).to(torch.float32)
     coord = coord.masked_fill(wrong[..., None], torch.nan)
-    h, w = size.clamp(min=1).to(torch.float32).split(1, 1)
-    return TokenPositions(h, w, *coord.unbind(-1)), torch.logical_or(embedded, wrong)
+    size = size.clamp(min=1).to(torch.float32)
+    return TokenPositions.of(size, coord), torch.logical_or(embedded, wrong)

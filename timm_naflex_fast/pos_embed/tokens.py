@@ -130,7 +130,7 @@ def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
     For graphs: on the host ``runs_of`` tells. One maximum for each axis: OpenVINO 2026.4 computes
     one over both wrong.
     """
-    y, x = patch_coord.unbind(-1)  # (B, N)
+    y, x = patch_coord[..., 0], patch_coord[..., 1]  # (B, N)
     return torch.stack((y.amax(1), x.amax(1)), 1) + 1
 
 
@@ -139,9 +139,9 @@ def token_counts(sizes: Tensor) -> Tensor:
 
     Axis after axis: Core ML knows no product of all numbers of a row.
     """
-    count, *more = sizes.split(1, 1)  # (B, 1) each
-    for n in more:
-        count = count * n
+    count = sizes[:, :1]  # (B, 1)
+    for axis in range(1, sizes.shape[1]):
+        count = count * sizes[:, axis, None]
     return count
 
 

@@ -124,8 +124,8 @@ def test_plain_images(name, tmp_path):
 def test_a_difference_that_would_broadcast_is_wrong_and_so_is_another_dtype():
     want = torch.ones(3, 8)
     for wrong in (want[None], want[0, 0], want[:2], want.double()):
-        assert work._largest_difference(lambda _, wrong=wrong: wrong, [None], [want]) == torch.inf
-    assert work._largest_difference(lambda _: want.numpy(), [None], [want]) == 0
+        assert work.largest_difference(lambda _, wrong=wrong: wrong, [None], [want]) == torch.inf
+    assert work.largest_difference(lambda _: want.numpy(), [None], [want]) == 0
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def export(
             could_fail = _could_fail(part, wanted)
             for check in checks:
                 run = LOADERS[check["runtime"]](file, program)
-                off = _largest_difference(run, unseen, wanted)
+                off = largest_difference(run, unseen, wanted)
                 is_right = off <= TOLERANCES[part]
                 check["right"] &= is_right
                 check["differences"][part] = off if could_fail or not is_right else None
@@ -199,7 +199,7 @@ def write(
     return program
 
 
-def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
+def largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
     """Of all batches, relative to the largest output of each; NaN if one has NaN.
 
     Infinity where a runtime gives another shape or dtype: a difference would broadcast, and be 0.
