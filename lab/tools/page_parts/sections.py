@@ -34,6 +34,7 @@ def numbers() -> dict[str, str]:
     digits = read_one("drift/digits/report")["survey"]["drift"]
     flag = digits["timm-flag-bicubic"]  # the filter of this model's own table
     photos = read_one("drift/photos/report")["survey"]["drift"][FLAG]
+    executorch = {(row["part"], row["kernels"]): row["off"] for row in rows_of("executorch")}
     return {
         "least_share": f"{min(shares):.1f}",
         "most_share": f"{max(shares):.1f}",
@@ -46,6 +47,10 @@ def numbers() -> dict[str, str]:
         "first_steps_s_timm": seconds(compiled[BASELINE]),
         "compiled_ms": milliseconds(compiled[OURS]),
         "compiled_ms_timm": milliseconds(compiled[BASELINE]),
+        "executorch_portable": f"{executorch['model', 'portable']:.1e}",
+        "executorch_xnnpack": f"{executorch['model', 'XNNPACK']:.1e}",
+        "executorch_table": f"{executorch['embeddings', 'portable']:.1e}",
+        "executorch_table_xnnpack": f"{executorch['embeddings', 'XNNPACK']:.1e}",
         "alone_ms": resize_alone(OURS),
         "alone_ms_timm": resize_alone(BASELINE),
     }
