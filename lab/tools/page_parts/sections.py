@@ -49,8 +49,6 @@ def numbers() -> dict[str, str]:
         "compiled_ms_timm": milliseconds(compiled[BASELINE]),
         "executorch_portable": f"{executorch['model', 'portable']:.1e}",
         "executorch_xnnpack": f"{executorch['model', 'XNNPACK']:.1e}",
-        "executorch_table": f"{executorch['embeddings', 'portable']:.1e}",
-        "executorch_table_xnnpack": f"{executorch['embeddings', 'XNNPACK']:.1e}",
         "alone_ms": resize_alone(OURS),
         "alone_ms_timm": resize_alone(BASELINE),
     }
