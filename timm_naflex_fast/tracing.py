@@ -71,18 +71,13 @@ def watcher() -> Literal["tracer", "mode"] | None:
     return None
 
 
-def is_tracing() -> bool:
-    """Whether the operations that follow become a graph; see :func:`watcher`."""
-    return watcher() == "tracer"
-
-
 def is_exported() -> bool:
     """Whether ``torch.export`` or an ONNX exporter records this thread: it will run elsewhere.
 
     torch 2.4 to 2.6 do not tell ``torch.export`` from other tracers.
     """
     exports = getattr(torch.compiler, "_is_exporting_flag", False) or torch.onnx.is_in_onnx_export()
-    return exports and is_tracing()
+    return exports and watcher() == "tracer"
 
 
 # PyTorch has no public question for these. All are there in torch 2.4, the oldest that is served,
@@ -115,7 +110,9 @@ def _transforming_while_traced() -> bool:
 def in_cuda_graph(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured. It keeps addresses, and can hold no copy from or to
     the host."""
-    return device.type == "cuda" and not is_tracing() and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda" or watcher() == "tracer":
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def refuse_in_cuda_graph(device: torch.device, why: str) -> None:

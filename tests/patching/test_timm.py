@@ -1,15 +1,12 @@
 """What is replaced in timm: who computes each component, as chosen, and that it is counted once."""
 
-from functools import partial
 from types import MethodType
 
 import pytest
 import torch
 import wrapt
-from timm.layers import patch_embed
-from timm.layers.patch_embed import PatchEmbedInterpolator
-from timm.layers.patch_embed import resample_patch_embed as timms
-from timm.models.naflexvit import NaFlexVitCfg
+from timm.layers.patch_embed import PatchEmbedInterpolator, PatchEmbedResamplerFixedOrigSize
+from timm.models import naflexvit
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
@@ -18,104 +15,61 @@ from tests.support.checks import slow
 from tests.support.oracles import (
     BATCH,
     embed,
-    finished_tables,
     relative,
     row_major,
     small_vit,
 )
 from tests.support.running import running
-from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import timm_methods as patching
-from timm_naflex_fast.pos_embed import kept
+from timm_naflex_fast import enable, status
 
 pytestmark = pytest.mark.usefixtures("clean")
-
-PATCHES = torch.randn(2, 6, 6, 5, 1)
+SAMPLES_AT_COORDINATES = hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")
 COORD = row_major([(2, 3)] * 2)
-SIZE = (6, 9)
-# Who resamples a kernel (O, I, H0, W0).
-CALLS = {
-    "function": lambda module, w: patch_embed.resample_patch_embed(
-        w, [*SIZE], module.interpolation, module.antialias
-    ),
-    "forward": lambda module, w: module(
-        torch.ones(1, 2, 6, 9, 3), w.permute(0, 2, 3, 1).flatten(1), torch.ones(5), SIZE
-    ),
-}
+# timm before 1.0.29 resamples patch kernels by a function, which stays its own.
+REPLACES_KERNELS = hasattr(PatchEmbedInterpolator((8, 8), 3, 5), "resampler")
+of_kernels = pytest.mark.skipif(not REPLACES_KERNELS, reason="this timm's kernels stay its own")
 
 
-def project(model):
-    return embed(model, dict(patches=PATCHES, patch_coord=COORD))
+def kernel_of(module, weight):
+    """What a PatchEmbedInterpolator computes with kernels (5, 3, 8, 8), of patches of (6, 9)."""
+    linear = weight.permute(0, 2, 3, 1).flatten(1)
+    return module(torch.ones(1, 2, 6, 9, 3), linear, torch.ones(5), (6, 9))
 
 
-@pytest.fixture
-def model():
-    return small_vit(enable_patch_interpolator=True)
-
-
-def test_frozen_kernels_are_kept_and_never_out_of_date(model):
-    """For one model, where timm's resampler is a module of it."""
-    own = dict(model=model) if hasattr(model.embeds.patch_interpolator, "resampler") else {}
-    weight = model.requires_grad_(False).embeds.proj.weight
-    want = project(model)
-    enable(pos_embed="stock", **own)
-    for _ in range(3):  # kept from the second call on
-        before = project(model)
-        assert relative(before, want) <= 1e-5
-    assert finished_tables() == 1
-    weight.data.view(-1)[-1:].mul_(1 + 2**-10)  # moves no version counter
-    got = project(model)
-    kept.clear_all()
-    assert not torch.equal(got, before)
-    assert torch.equal(got, project(model))
-    disable()
-    # One that is trained is not kept.
-    weight.requires_grad_()
-    with running(component="patch_embed", **own):
-        model.embeds(PATCHES, patch_coord=COORD)
-    assert finished_tables() == 0
-
-
-def test_resample_patch_embed_is_replaced_at_home_and_put_back():
-    weight = torch.randn(5, 3, 8, 8)
-    want = timms(weight, [6, 10])
-    with running(component="patch_embed"):
-        ours = patch_embed.resample_patch_embed
-        assert relative(ours(weight, [6, 10]), want) <= 1e-5
-        assert torch.equal(timms(weight, [6, 10]), want)  # as others have imported it
-    assert patch_embed.resample_patch_embed is timms
-    assert torch.equal(ours(weight, [6, 10]), want)  # when it is no longer in place
-
-
-@pytest.mark.parametrize("call", CALLS)
+@of_kernels
 @pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
 @pytest.mark.parametrize("who", ["matmul", "stock"])
-def test_who_resamples_a_kernel(who, how, call):
+def test_who_resamples_a_kernel(who, how):
     """Ours or timm's own code, as chosen; counted once."""
     module = PatchEmbedInterpolator((8, 8), 3, 5, *how)
     weight = torch.randn(5, 3, 8, 8)
-    want = CALLS[call](module, weight)
+    want = kernel_of(module, weight)
     enable("matmul", patch_embed=who)
-    assert relative(CALLS[call](module, weight), want) <= 1e-5
+    assert relative(kernel_of(module, weight), want) <= 1e-5
     assert status().calls == {("patch_embed", who): 1}
     assert status().fallbacks == {}
 
 
+@of_kernels
+def test_a_frozen_kernel_is_never_out_of_date():
+    module = PatchEmbedInterpolator((8, 8), 3, 5)
+    weight = torch.randn(5, 3, 8, 8)
+    for _ in range(2):
+        want = kernel_of(module, weight)
+        with running(component="patch_embed", model=module):
+            for _ in range(3):  # kept from the second call on
+                assert relative(kernel_of(module, weight), want) <= 1e-5
+        weight.data.view(-1)[:64].mul_(2)  # moves no version counter
+
+
+@of_kernels
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-def test_a_mode_that_is_not_separable_is_left_to_timm():
+def test_a_kernel_whose_mode_is_not_separable_is_left_to_timm():
+    module = PatchEmbedInterpolator((8, 8), 3, 5, "nearest", False)
     enable()
-    kernels = PatchEmbedInterpolator((8, 8), 3, 5, "nearest", False)
-    calls = [partial(call, kernels, torch.randn(5, 3, 8, 8)) for call in CALLS.values()]
-    calls.append(partial(embed, small_vit(pos_embed_interp_mode="nearest")))
-    for call in calls:
-        with pytest.raises(
-            ValueError, match="align_corners option"
-        ):  # timm's own, by F.interpolate
-            call()
-    assert status().fallbacks == {
-        "a patch kernel with interpolation mode 'nearest'": 2,
-        "a position table with interpolation mode 'nearest'": 1,
-    }
+    with pytest.raises(ValueError, match="align_corners option"):  # timm's own, by F.interpolate
+        kernel_of(module, torch.randn(5, 3, 8, 8))
+    assert status().fallbacks == {"a patch kernel with interpolation mode 'nearest'": 1}
 
 
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
@@ -146,9 +100,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
 
 
-@pytest.mark.skipif(
-    not patching.SAMPLES_AT_COORDINATES, reason="the flag of older timm cannot be vmapped"
-)
+@pytest.mark.skipif(not SAMPLES_AT_COORDINATES, reason="the flag of older timm cannot be vmapped")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     embeds = small_vit().requires_grad_(False).embeds
     samples = BATCH["patches"], BATCH["patch_coord"]
@@ -160,15 +112,16 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
 
     want = torch.stack([by_sample(*sample, "_grid_sample") for sample in zip(*samples)])
     enable("grid_sample")
-    with pytest.warns(UserWarning, match="transform stays with timm's own") as said:
-        for times in ("(1 x)", "(2 x)"):
+    reason = "a torch.func transform"
+    with pytest.warns(UserWarning, match=f"{reason} stays with timm's own code") as said:
+        for times in (1, 2):
             # timm's own code of the flag, not that of its default.
             got = torch.func.vmap(by_sample)(*samples)
             torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
-            assert f"\nthe library's own code ran {times}: a torch.func transform" in str(status())
+            assert status().calls == {("pos_embed", "stock"): times}
+            assert status().fallbacks == {reason: times}
+            assert f"\nthe library's own code ran ({times} x): {reason}" in str(status())
     assert len(said) == 1
-    assert status().calls == {("pos_embed", "stock"): 2}
-    assert status().fallbacks == {"a torch.func transform": 2}
 
 
 @pytest.mark.parametrize("names", [["pos_embed"], ["pos_embed_y", "pos_embed_x"]])
@@ -199,7 +152,7 @@ def test_a_parametrized_table_is_computed_once(flagged, names):
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("settings", [{}, dict(rope_type="axial")])
 def test_coordinates_are_asked_as_x_is(settings):
-    if settings and not hasattr(NaFlexVitCfg, "rope_type"):
+    if settings and not hasattr(naflexvit.NaFlexVitCfg, "rope_type"):
         pytest.skip("this timm's NaFlexVit has no rotary embeddings")
     model = small_vit(**settings)
     coord = TwoTensor(COORD, COORD.clone())
@@ -211,22 +164,12 @@ def test_coordinates_are_asked_as_x_is(settings):
         assert status().fallbacks == {"a tensor of the class TwoTensor": 1}
 
 
-def test_kernels_that_callers_make_weights_of_share_no_memory():
-    kernel = torch.randn(8, 3, 16, 16)
-    with running("matmul", component="patch_embed"):
-        first, second = (patch_embed.resample_patch_embed(kernel, (8, 8)) for _ in range(2))
-        want = first.clone()
-        second.zero_()
-        assert torch.equal(first, want)
-        assert torch.equal(patch_embed.resample_patch_embed(kernel, (8, 8)), want)
-
-
 def pinv(self, *size):
     """A method of somebody's in place of timm's."""
     return -3 * PINV(self, *size)
 
 
-PINV = patch_embed.PatchEmbedResamplerFixedOrigSize._get_or_create_pinv_matrix
+PINV = PatchEmbedResamplerFixedOrigSize._get_or_create_pinv_matrix
 
 
 def of_a_class(module, name, method, _):
@@ -255,7 +198,7 @@ def test_a_method_that_ours_bypasses_is_somebody_elses(put, when, compiled, monk
     """Then timm's own code runs, which calls it, and is counted."""
     if compiled and put is of_timms_class_by_a_proxy:
         pytest.skip("TorchDynamo fails on such proxies")
-    module = patch_embed.PatchEmbedResamplerFixedOrigSize((6, 6))
+    module = PatchEmbedResamplerFixedOrigSize((6, 6))
     kernel = torch.randn(4, 2, 6, 6)
     call = torch.compile(module, backend="eager") if compiled else module
     plain = module(kernel, [9, 9])

@@ -4,12 +4,10 @@ what is counted of it.
 Tests: tests/patching/test_status.py.
 """
 
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -57,7 +55,9 @@ class Counts:
         if reason:
             self.fallbacks[reason] += 1
             if self.fallbacks[reason] == 1:
-                warn(f"{reason} stays with {library}'s own code")
+                message = f"timm_naflex_fast: {reason} stays with {library}'s own code"
+                # At the line that called the method: the library's, or the user's.
+                warnings.warn(message, stacklevel=3)
 
 
 call_counts = Counts()
@@ -66,7 +66,7 @@ call_counts = Counts()
 
 @dataclass(eq=False)
 class Replacement:
-    """What takes the place of one method or function of a library.
+    """What takes the place of one method of a library.
 
     As a decorator it says what computes: a function (strategy, *arguments of the method) that
     gives the method's result. Or it says in words why the library's own code has to run, which is a
@@ -137,23 +137,3 @@ def settings_for(module: Any, library: Library) -> Settings:
         if not choice.ended:
             return choice.settings
     return STOCK
-
-
-def warn(message: str) -> None:
-    """Warn of something, at the line of the user's that led to it.
-
-    That is the innermost that lies in none of the libraries: between it and this one are frames of
-    PyTorch's and of the model's, more or less of them by method and release.
-    """
-    level = 1
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-        if package not in LIBRARIES:
-            break
-        frame = frame.f_back
-        level += 1
-    warnings.warn(f"timm_naflex_fast: {message}", stacklevel=level)
-
-
-LIBRARIES = ("timm_naflex_fast", "timm", "transformers", "accelerate", "torch")

@@ -73,7 +73,7 @@ def _import_library(name: str, *, all_parts: bool = False) -> Library:
         if all_parts:
             for path, _ in library.replacements:
                 module, _, cls = path.partition(":")
-                getattr(importlib.import_module(module), cls or "__name__")
+                getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
             f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}"
@@ -179,7 +179,7 @@ def _log(places: dict[Library, list[Any]], model: nn.Module | None) -> None:
     computing = {}
     for library, modules in places.items():
         computing[library.name] = who_computes(library, modules if model else [])
-    logger.info("in %s: %s", where, computing)
+    logger.log(logging.INFO, "in %s: %s", where, computing)
 
 
 class Handle:

@@ -13,7 +13,7 @@ from typing import Any
 from ..pos_embed.strategies import EXACT
 
 Key = tuple[str, str]
-"""("module:Class", method), or ("module:", function)."""
+"""("module:Class", method)."""
 
 
 @dataclass(eq=False)
@@ -37,9 +37,9 @@ class Library:
     def __post_init__(self) -> None:
         known_libraries.add(self)
 
-    def places(self) -> list[tuple[Any, str, Any]]:
-        """The class or module of Python that each method is in that we replace, its name, and what
-        replaces it; of what is loaded."""
+    def places(self) -> list[tuple[type, str, Any]]:
+        """The class of each method that we replace, its name, and what replaces it; of what is
+        loaded."""
         places = []
         for (path, name), replacement in self.replacements.items():
             owner = owner_of(path)
@@ -48,8 +48,8 @@ class Library:
         return places
 
     def classes(self) -> tuple[type, ...]:
-        """Those of them that are classes."""
-        return tuple(owner for owner, _, _ in self.places() if isinstance(owner, type))
+        """Those of them."""
+        return tuple(owner for owner, _, _ in self.places())
 
     def wrote(self, function: Any) -> bool:
         """Whether a function is the library's own.
@@ -70,10 +70,9 @@ EXACT_STRATEGIES = {name: name for name in EXACT}
 
 
 def owner_of(path: str) -> Any:
-    """The class ("module:Class") or module ("module:"); None if it is not loaded."""
-    module_name, _, cls = path.partition(":")
-    module = sys.modules.get(module_name)
-    return getattr(module, cls, None) if cls else module
+    """The class of a path "module:Class"; None if it is not loaded."""
+    module, _, cls = path.partition(":")
+    return getattr(sys.modules.get(module), cls, None)
 
 
 def sentence_on_not_served(libraries: Iterable[Library], classes: Iterable[type]) -> list[str]:

@@ -15,8 +15,6 @@ from .install import imported_libraries, modules_of, who_computes
 from .library import Library, known_libraries, owner_of, sentence_on_not_served
 from .releases import installed
 
-HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
-
 
 @dataclass(frozen=True, repr=False)
 class Status:
@@ -43,8 +41,8 @@ class Status:
     def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.replaced:
-            lines.append(f"nothing is replaced: {HOW_TO_PATCH}")
-            return "\n".join([*lines, *self.notes])
+            how = 'enable() patches timm, enable(library="transformers") patches transformers'
+            return "\n".join([*lines, f"nothing is replaced: {how}", *self.notes])
         lines.append(table([{"replaced": key, "by": who} for key, who in self.replaced.items()]))
         lines += [f"one model has its own: {in_words(settings)}" for settings in self.models]
         calls = {": ".join(key): n for key, n in sorted(self.calls.items())} or {"(nothing yet)": 0}
@@ -102,8 +100,6 @@ def status(model: nn.Module | None = None) -> Status:
                 replaced |= who_computes(library, parts)
                 if model is None:
                     classes += filter(None, map(owner_of, library.not_served))
-            elif in_use and library.places():
-                notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
         if in_use:
             notes += sentence_on_not_served(libraries, classes)
         own = [each.settings for each in holding() if each.places.isdisjoint(known_libraries)]

@@ -27,7 +27,6 @@ from .library import EXACT_STRATEGIES, Library, owner_of
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
-FUNCTIONS = "timm.layers.patch_embed:"
 LEARNED_BY_FLAG = "_apply_learned_naflex_pos_embed_grid_sample"
 FACTORIZED_BY_FLAG = "_apply_factorized_naflex_pos_embed_grid_sample"
 
@@ -94,8 +93,7 @@ LIBRARY = Library(
     modes=MODES,
     reads=READS,
     notes={
-        "1.0.29": "this timm resamples patch kernels by a function that knows no model: an "
-        "enable(model=...) leaves them to timm",
+        "1.0.29": "this timm resamples patch kernels by a function, which is not replaced",
         "1.0.30": "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by "
         "bilinear, as it was trained: one checkpoint, two results",
     },
@@ -206,38 +204,16 @@ def add_to_images(strategy: str, self: Any, x: Tensor, grid_size: Any) -> str | 
     return add_to_batch(strategy, self, x, tuple(grid_size))
 
 
-def _kernel(kernel: Tensor, size: Any, interpolation: str, antialias: bool) -> Tensor | str:
-    """The resampled kernel of a convolution; or in words why timm's own code has to run."""
-    if interpolation not in INTERPOLATIONS:
-        return f"a patch kernel with interpolation mode {interpolation!r}"
-    reason = why_unsupported(kernel)
-    if reason is not None:
-        return reason
-    return resample_kernel(kernel, tuple(size), interpolation, antialias, may_keep=True)
-
-
 @Replacement(LIBRARY, (RESAMPLER, "forward"), "patch_embed", KERNEL_STRATEGIES)
 def resampler_forward(strategy: str, self: Any, patch_embed: Tensor, new_size: Any) -> Tensor | str:
     """Modifications: two 1-D pseudo-inverses; these and a frozen kernel are kept."""
-    overriding = overridden(self, RESAMPLER)
-    return overriding or _kernel(patch_embed, new_size, self.interpolation, self.antialias)
-
-
-@Replacement(LIBRARY, (FUNCTIONS, "resample_patch_embed"), "patch_embed", KERNEL_STRATEGIES)
-def resample_patch_embed(
-    strategy: str,
-    patch_embed: Tensor,
-    new_size: Any,
-    interpolation: str = "bicubic",
-    antialias: bool = True,
-    verbose: bool = False,
-) -> Tensor | str:
-    """Modifications: as in resampler_forward."""
-    kernel = _kernel(patch_embed, new_size, interpolation, antialias)
-    if isinstance(kernel, str) or kernel is patch_embed or kernel.requires_grad:
-        return kernel
-    # Callers make weights of it, and write to these: one that is kept has to stay as it is.
-    return kernel.clone()
+    if self.interpolation not in INTERPOLATIONS:
+        return f"a patch kernel with interpolation mode {self.interpolation!r}"
+    reason = overridden(self, RESAMPLER) or why_unsupported(patch_embed)
+    if reason is not None:
+        return reason
+    size = tuple(new_size)
+    return resample_kernel(patch_embed, size, self.interpolation, self.antialias, may_keep=True)
 
 
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..tracing import Backend, is_tracing, refuse_in_cuda_graph, why_unsupported
+from ..tracing import Backend, refuse_in_cuda_graph, watcher, why_unsupported
 from . import eager
 from .formula import TokenPositions, embeddings_at
 from .sizes import Sizes, coordinates_in_graph, row_major
@@ -107,7 +107,7 @@ def resample(
     length = sizes.length
     if length is None:
         # Pad all images to the longest, and take the tokens that each has.
-        if isinstance(sizes.values, Tensor) and is_tracing():
+        if isinstance(sizes.values, Tensor) and watcher() == "tracer":
             raise ValueError(
                 "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
             )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..tracing import is_tracing
+from ..tracing import watcher
 from .checks import check_numbers
 from .kept import kept_by_arguments
 from .tokens import Coordinates, Run, Runs, token_counts, tokens_of_images
@@ -94,7 +94,7 @@ class Sizes(NamedTuple):
         The values are checked now; those of a tensor in a graph when it runs.
         """
         sizes = self.values
-        if not isinstance(sizes, Tensor) or not is_tracing():
+        if not isinstance(sizes, Tensor) or watcher() != "tracer":
             return torch.tensor(self.on_host(), device="cpu").view(-1, 3)
         # What a graph cannot read it checks when it runs.
         sizes = sizes.to(torch.int64)
