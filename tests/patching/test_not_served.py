@@ -95,14 +95,21 @@ def test_status_names_what_is_loaded_once_its_library_is_patched():
 
 
 @by_kind
-def test_status_of_a_model_names_what_it_contains(made):
-    enable(library="transformers")
+def test_a_model_that_contains_it(made):
     derived = served()
     derived.__class__ = type("Derived", (siglip2.Siglip2VisionEmbeddings,), {})
-    for right in (served(), derived, nn.ModuleList([served(), OfOnesOwn()])):
-        assert status(right).notes == ()
-    (note,) = status(nn.ModuleList([served(), made()])).notes
+    fine = nn.ModuleList([served(), derived, OfOnesOwn()])
+    both = nn.ModuleList([served(), made()])
+    with enable(library="transformers", strict=True):
+        assert status(fine).notes == ()
+        (note,) = status(both).notes
     assert re.match(sentence(NAMES[made]), note)
+    with pytest.raises(RuntimeError, match=f"{sentence(NAMES[made])}.* Nothing was changed"):
+        enable(model=both, strict=True)
+    assert status().replaced == {}
+    # Nothing of it was chosen, or it is in no model that was.
+    enable(model=both, pos_embed="stock", strict=True)
+    enable(model=fine, strict=True)
 
 
 @by_kind
@@ -110,15 +117,3 @@ def test_status_of_a_model_names_what_it_contains(made):
 def test_a_model_of_which_nothing_is_replaced_is_refused_by_the_names_of_its_classes(ask, made):
     with pytest.raises(ValueError, match=f"no timm.*{sentence(NAMES[made])}.*valid is any"):
         ask(nn.Sequential(made()))
-
-
-@by_kind
-def test_it_is_an_error_under_strict_in_the_model_that_is_given(made):
-    both = nn.ModuleList([made(), served()])
-    with pytest.raises(RuntimeError, match=f"{sentence(NAMES[made])}.* Nothing was changed"):
-        enable(model=both, strict=True)
-    assert status().replaced == {}
-    # Nothing of it was chosen, or it is in no model that was.
-    enable(model=both, pos_embed="stock", strict=True).restore()
-    enable(model=both[1], strict=True).restore()
-    enable(library="transformers", strict=True)

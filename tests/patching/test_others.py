@@ -52,11 +52,10 @@ def test_a_device_map_before_and_after(before, offload, for_one):
 def test_a_static_method_is_also_called_on_its_class():
     table = torch.randn(4, 4, 8)
     sizes = torch.tensor([(3, 5), (4, 4)])
-    want = EMBEDDINGS.resize_positional_embeddings(table, sizes, 16)
+    given = dict(spatial_shapes=sizes, max_length=16, positional_embeddings=table)
+    want = EMBEDDINGS.resize_positional_embeddings(**given)
     for mode in ("matmul", "stock"):
         with enable(library="transformers"), enable(mode, library="transformers"):
-            got = EMBEDDINGS.resize_positional_embeddings(
-                spatial_shapes=sizes, max_length=16, positional_embeddings=table
-            )
+            got = EMBEDDINGS.resize_positional_embeddings(**given)
             assert status().calls == {("pos_embed", mode): 1}
         torch.testing.assert_close(got, want)

@@ -1,5 +1,6 @@
 """What is replaced in timm: who computes each component, as chosen, and that it is counted once."""
 
+from itertools import product, starmap
 from types import MethodType
 
 import pytest
@@ -124,12 +125,11 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("names", [["pos_embed"], ["pos_embed_y", "pos_embed_x"]])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("flagged", [False, True])
-def test_a_parametrized_table_is_computed_once(flagged, names):
+def test_a_parametrized_table_is_computed_once(flagged, kind):
     """Spectral norm, weight norm and LoRA compute it at each reading; the first also changes its
     state then."""
-    kind = "learned" if len(names) == 1 else "factorized"
     model = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged)
     computed = []
 
@@ -138,30 +138,25 @@ def test_a_parametrized_table_is_computed_once(flagged, names):
             computed.append(self)
             return table * 2
 
-    for name in names:
+    parts = ["pos_embed"] if kind == "learned" else ["pos_embed_y", "pos_embed_x"]
+    for name in parts:
         parametrize.register_parametrization(model.embeds, name, Counted())
-    runs = (lambda: embed(model), lambda: model.embeds(torch.zeros(1, 1, 24, 28)))
-    for run in runs:
+    for run in (lambda: embed(model), lambda: model.embeds(torch.zeros(1, 1, 24, 28))):
         computed.clear()
         with enable(strict=True):
             run()
             assert ("pos_embed", "stock") not in status().calls
-        assert len({*computed}) == len(computed) == len(names)
+        assert len({*computed}) == len(computed) == len(parts)
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-@pytest.mark.parametrize("settings", [{}, dict(rope_type="axial")])
-def test_coordinates_are_asked_as_x_is(settings):
-    if settings and not hasattr(naflexvit.NaFlexVitCfg, "rope_type"):
-        pytest.skip("this timm's NaFlexVit has no rotary embeddings")
-    model = small_vit(**settings)
+def test_coordinates_are_asked_as_x_is():
+    model = small_vit()
     coord = TwoTensor(COORD, COORD.clone())
-    with enable(), torch.no_grad():
-        if settings:
-            model._generate_rope_naflex(torch.zeros(2, 6, 32), coord)
-        else:
-            model.embeds._apply_learned_naflex_pos_embed(torch.zeros(2, 6, 32), coord)
-        assert status().fallbacks == {"a tensor of the class TwoTensor": 1}
+    enable()
+    with torch.no_grad():
+        model.embeds._apply_learned_naflex_pos_embed(torch.zeros(2, 6, 32), coord)
+    assert status().fallbacks == {"a tensor of the class TwoTensor": 1}
 
 
 def pinv(self, *size):
@@ -189,25 +184,27 @@ def of_timms_class_by_a_proxy(module, name, method, patch):
     patch.setattr(type(module), name, wrapt.FunctionWrapper(vars(type(module))[name], call))
 
 
-@pytest.mark.parametrize("compiled", [False, slow(True)])
-@pytest.mark.parametrize("when", ["before", "after"])
+PUT = [of_a_class, of_an_instance, of_timms_class, of_timms_class_by_a_proxy]
+
+
+# TorchDynamo fails on such proxies.
 @pytest.mark.parametrize(
-    "put", [of_a_class, of_an_instance, of_timms_class, of_timms_class_by_a_proxy]
+    ("put", "compiled"), [*product(PUT, [False]), *starmap(slow, product(PUT[:3], [True]))]
 )
-def test_a_method_that_ours_bypasses_is_somebody_elses(put, when, compiled, monkeypatch):
+@pytest.mark.parametrize("before", [False, True])
+def test_a_method_that_ours_bypasses_is_somebody_elses(put, before, compiled, monkeypatch):
     """Then timm's own code runs, which calls it, and is counted."""
-    if compiled and put is of_timms_class_by_a_proxy:
-        pytest.skip("TorchDynamo fails on such proxies")
     module = PatchEmbedResamplerFixedOrigSize((6, 6))
     kernel = torch.randn(4, 2, 6, 6)
     call = torch.compile(module, backend="eager") if compiled else module
     plain = module(kernel, [9, 9])
-    if when == "before":
-        put(module, "_get_or_create_pinv_matrix", pinv, monkeypatch)
+    override = lambda: put(module, "_get_or_create_pinv_matrix", pinv, monkeypatch)
+    if before:
+        override()
     enable()
-    if when == "after":
+    if not before:
         torch.testing.assert_close(call(kernel, [9, 9]), plain, atol=1e-5, rtol=1e-5)
-        put(module, "_get_or_create_pinv_matrix", pinv, monkeypatch)
+        override()
     reason = f"{type(module).__name__}, whose _get_or_create_pinv_matrix is not timm's own,"
     with pytest.warns(UserWarning, match=f"{reason} stays with timm's own code") as said:
         for _ in range(2):
@@ -219,37 +216,30 @@ def test_a_method_that_ours_bypasses_is_somebody_elses(put, when, compiled, monk
         module(kernel, [9, 9])
 
 
+ROTARY_METHODS = (
+    "get_embed get_batch_embeds _build_embed_cat _build_embed _create_embed "
+    "_get_pos_embed_from_coords"
+)
+
+
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("kind", ["axial", "mixed", "dinov3", "mrope"])
-@pytest.mark.parametrize("put", [of_an_instance, of_timms_class])
-def test_each_method_of_rotary_modules_that_timm_calls_may_be_somebody_elses(
-    put, kind, monkeypatch
-):
+def test_each_method_of_rotary_modules_that_timm_calls_may_be_somebody_elses(kind):
     try:
         model = small_vit(rope_type=kind, pos_embed="none")
     except (TypeError, ValueError, AssertionError):
         pytest.skip("this timm has no such rotary embeddings")
-    names = "get_embed get_batch_embeds _build_embed_cat _build_embed _create_embed "
-    names += "_get_pos_embed_from_coords"
-    x = torch.zeros(2, 6, 32)
-    with enable():
-        model._generate_rope_naflex(x, COORD)
-        if status().fallbacks:
-            pytest.skip("this timm's own code computes them")
-    for name in names.split():
-        method = getattr(type(model.rope), name, None)
+    rotate = lambda: model._generate_rope_naflex(torch.zeros(2, 6, 32), COORD)
+    enable(), rotate()
+    if status().fallbacks:
+        pytest.skip("this timm's own code computes them")
+    for name in ROTARY_METHODS.split():
+        method = getattr(model.rope, name, None)
         if method is None:
             continue
-        with monkeypatch.context() as patched:
-            put(
-                model.rope,
-                name,
-                lambda *given, method=method, **options: method(*given, **options),
-                patched,
-            )
-            with enable():
-                model._generate_rope_naflex(x, COORD)
-                assert status().calls == {("rope", "stock"): 1}
-            vars(model.rope).pop(name, None)
-        with running(component="rope"):
-            model._generate_rope_naflex(x, COORD)
+        setattr(model.rope, name, lambda *given, method=method, **named: method(*given, **named))
+        enable(), rotate()
+        assert status().calls == {("rope", "stock"): 1}
+        delattr(model.rope, name)
+        enable(), rotate()
+        assert status().calls == {("rope", "batched"): 1}
