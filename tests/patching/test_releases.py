@@ -10,7 +10,7 @@ from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit
 
 from tests.support.oracles import defined_in, is_pristine
-from timm_naflex_fast import enable, status
+from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching.timm_methods import LIBRARY
 
 LATER = "1.0.99.dev0"
@@ -34,12 +34,15 @@ def refused(*words):
 
 
 @pytest.mark.usefixtures("clean")
-def test_a_newer_timm_that_is_the_same_is_patched(newer, monkeypatch):
+def test_the_oldest_timm_and_a_newer_one_that_is_the_same_are_patched(newer, monkeypatch):
     # A class that is gone stays timm's business.
     monkeypatch.delattr(pos_embed_sincos, "RotaryEmbeddingMixed")
-    enable()
-    assert not is_pristine()
-    assert status().timm == LATER
+    for version in (LATER, "1.0.16"):
+        monkeypatch.setattr(timm, "__version__", version)
+        enable()
+        assert not is_pristine()
+        assert status().timm == version
+        disable()
 
 
 def test_every_replaced_method_is_compared(newer, monkeypatch):

@@ -203,7 +203,7 @@ def test_both_libraries_and_what_is_refused():
 def test_a_newer_release(monkeypatch):
     if transformers.__version__ != "5.24.0":
         pytest.skip("what a newer release may change is compared with the newest known one")
-    monkeypatch.setattr(transformers, "__version__", "5.99.0.dev0")
+    monkeypatch.setattr("transformers.__version__", "5.99.0.dev0")
     with enable(library="transformers"):
         assert status().replaced.keys() == REPLACED
 

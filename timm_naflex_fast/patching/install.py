@@ -262,7 +262,7 @@ def enable(
     )
     places: dict[Library, list[Any]] = {}  # modules, or the library itself
     if model is None:
-        names = (library,) if isinstance(library, str) else library
+        names = library if isinstance(library, (tuple, list)) else (library,)
         for name in names:
             check_name("library", name, LIBRARIES)
             whole = _import_library(name, all_parts=True)
