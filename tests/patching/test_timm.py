@@ -212,6 +212,19 @@ ROTARY_METHODS = (
 )
 
 
+HAS_ROPE = hasattr(naflexvit.NaFlexVitCfg, "rope_type")
+
+
+@pytest.mark.skipif(not HAS_ROPE, reason="this timm's NaFlexVit has no rotary embeddings")
+def test_wrong_coordinates_of_rotary_embeddings_are_an_error():
+    model = small_vit(rope_type="axial", pos_embed="none")
+    enable()
+    with pytest.raises(ValueError, match="sample 0 holds a negative"):
+        model._generate_rope_naflex(torch.zeros(2, 6, 32), COORD - 1)
+    with pytest.raises(ValueError, match=r"for each token, shape \(2, 5, 2\)"):
+        model._generate_rope_naflex(torch.zeros(2, 5, 32), COORD)
+
+
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("kind", ["axial", "mixed", "dinov3", "mrope"])
 def test_each_method_of_rotary_modules_that_timm_calls_may_be_somebody_elses(kind):
