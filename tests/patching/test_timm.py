@@ -82,7 +82,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     got = embed(model)
     assert status().calls == {("pos_embed", who): 1}
     assert status().fallbacks == {}
-    if flagged:  # a model keeps the result that it was made for
+    if flagged or mode != "grid_sample":  # a model keeps the result that it was made for
         torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
     enable(mode), model.embeds(torch.zeros(1, 1, 24, 28))
     assert status().calls == {("pos_embed", plain): 1}
