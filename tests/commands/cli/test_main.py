@@ -66,16 +66,6 @@ def test_info_imports_no_timm_and_no_other_command_and_the_functions_no_compiler
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):
-    with pytest.raises(SystemExit):
-        main(["drift", "--imges", "DIR"])
-    usage, says = capsys.readouterr().err.splitlines()
-    assert usage.startswith("usage: naflex-fast drift [OPTIONS]")
-    assert says == (
-        "naflex-fast drift: unrecognized arguments: --imges DIR; did you mean --images?"
-    )
-
-
 def test_debug_shows_the_traceback_of_an_error(capsys):
     given = ["drift", "--debug"]
     assert main(given) == 2
@@ -102,34 +92,3 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(buffering):
         run.stdin.close()
         err = run.stderr.read()
     assert (run.returncode, err) == (141, "")
-
-
-# What could be typed before the options of the measuring commands became fewer, and still can be.
-MODEL = "--model vit_tiny_patch16_224 --checkpoint a.pth --model-kwargs depth=1 b=x"
-SPELLINGS = [
-    "info --debug",
-    f"drift {MODEL} --images DIR --max-seq-len 9 --batch-size 2 --modes stock grid_sample "
-    "--dtype bfloat16 --interpolation lanczos --json - --out DIR --debug",
-    "drift --random-weights --modes timm-flag-bicubic matmul",
-    f"bench {MODEL} --max-seq-len 9 12 --batch-size 2 --dtype float16 --phase train infer --modes "
-    "stock matmul --device cuda --compile --json FILE",
-    "bench --random-weights --modes interpolate_cached",
-    "run --mode grid-sample --strict --library timm --library transformers train.py --mode x -- -m",
-    "run -m package.tool --lr 1",
-    "run --module package.tool",
-    f"export {MODEL} --out m.onnx --size 32 48 --max-seq-len 9 --json -",
-    f"record {MODEL} --out DIR --force --images DIR --library transformers --interpolation bilinear "
-    "--max-seq-len 9",
-]
-
-
-def test_every_spelling_of_before_is_read(monkeypatch):
-    """An older name stands for the option."""
-    for words in SPELLINGS:
-        given = words.split()
-        monkeypatch.setattr(f"timm_naflex_fast.commands.cli.{given[0]}.{given[0]}", read := Mock())
-        read.return_value = 0
-        assert main(given) == 0
-        (options,) = read.call_args.args
-        assert options.command == f"naflex-fast {words}"
-        assert not any("contender" in name for name in vars(options))

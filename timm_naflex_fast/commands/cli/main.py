@@ -11,10 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
-from typing import NoReturn
 
 from ... import __version__
-from ...names import did_you_mean
 from ..measure.output import check_writable, one_line, printable, to_json, written_whole
 
 # By what they are for; each is a function of the module of its name.
@@ -40,28 +38,11 @@ COMMANDS = dict(re.findall(r"^    (\w+) +(.+)$", LIST, re.MULTILINE))
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one usage line, and name what was probably meant."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with status 2."""
-        # argparse tells of a wrong word only in these two sentences, and of its options only in
-        # the usage line.
-        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)", message)
-        if wrong:
-            known = re.findall(
-                r"--[\w-]+|\w+(?:-\w+)*", message[wrong.end() :] + self.format_usage()
-            )
-            message += did_you_mean(wrong[1], known)
-        usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
-        self.exit(2, f"{usage}\n{self.prog}: {printable(message)}\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` (default: the command line) names; return the exit status."""
     if argv is None:
         argv = sys.argv[1:]
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         "naflex-fast",
         description="Compile and export timm's NaFlexViT with its trained position embeddings.",
         epilog=LIST + EXAMPLES,
@@ -81,15 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = import_module(f".{name}", __package__)
             own.add_argument("--debug", action="store_true", help="show the traceback of an error")
             module.add_arguments(own)
-            own.set_defaults(action=getattr(module, name), parser=own)
+            own.set_defaults(action=getattr(module, name), prog=own.prog)
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    options, more = parser.parse_known_args(argv)
-    if more:
-        options.parser.error(f"unrecognized arguments: {' '.join(more)}")
+    options = parser.parse_args(argv)
     options.command = shlex.join(["naflex-fast", *argv])
-    return call(options.parser.prog, options.action, options)
+    return call(options.prog, options.action, options)
 
 
 def call(
