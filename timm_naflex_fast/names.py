@@ -12,7 +12,8 @@ from typing import Literal, get_args
 StrategyName = Literal["matmul", "interpolate_cached", "grid_sample"]
 STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
 """Each is a function in ``pos_embed/strategies.py``."""
-MODES = ("stock", *STRATEGY_NAMES)
+BASELINE = "stock"  # the library's own code
+MODES = (BASELINE, *STRATEGY_NAMES)
 ALIASES = {"matmul_resample": "matmul"}
 
 

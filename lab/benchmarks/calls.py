@@ -17,8 +17,8 @@ import timm_naflex_fast
 from lab.benchmarks.pos_embed import Workload, activation, call, served
 from lab.benchmarks.rows import Row
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates, siglip_grids
-from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.racing import in_new_processes, race
+from timm_naflex_fast.names import BASELINE
 from timm_naflex_fast.pos_embed import kept
 
 NAMES = (BASELINE, "matmul", "interpolate_cached")

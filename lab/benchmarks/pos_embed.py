@@ -9,7 +9,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -19,15 +19,15 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
 from lab.benchmarks.rows import Row, always, time_race
+from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.bench.workloads import (
     Draw,
     Grid,
     coordinates,
     siglip_grids,
 )
-from timm_naflex_fast.commands.measure.contenders import BASELINE, use
 from timm_naflex_fast.commands.measure.racing import Ready
-from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.names import BASELINE, STRATEGY_NAMES
 from timm_naflex_fast.pos_embed import kept
 
 LEARNED = "_apply_learned_naflex_pos_embed"
@@ -38,7 +38,8 @@ PLAIN_ADD = "plain-add"
 
 BATCH = 64
 PHASES = ("infer", "frozen", "train")
-NAMES = (BASELINE, "timm-flag-bilinear", "matmul", PLAIN_ADD)
+FLAG = "timm-flag-bilinear"  # timm's own flag, with this filter
+NAMES = (BASELINE, FLAG, "matmul", PLAIN_ADD)
 
 
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -122,17 +123,19 @@ def activation(x: Tensor) -> Tensor:
     return _Activation.apply(x.detach(), torch.zeros((), requires_grad=True))
 
 
-def served(name: str, embeds: Any) -> AbstractContextManager[None]:
+def served(name: str, embeds: Any) -> AbstractContextManager[Any]:
     """Inside, ``embeds._apply_learned_naflex_pos_embed`` computes as the contender does.
 
     timm's own code is called directly: the way to it through a replaced method is not timed.
     """
-    if name not in STRATEGY_NAMES:
+    if name in STRATEGY_NAMES:
+        return enable("stock", pos_embed=name, model=embeds)
+    method = LEARNED
+    if name == FLAG:
         method = SAMPLED
-        if name == BASELINE:
-            method = LEARNED
-        setattr(embeds, LEARNED, OWN[method].__get__(embeds))
-    return use(name, embeds)
+        embeds.pos_embed_interp_mode = "bilinear"
+    setattr(embeds, LEARNED, OWN[method].__get__(embeds))
+    return nullcontext()
 
 
 def call(embeds: Any, x: Tensor, coord: Tensor, upstream: Tensor | None) -> None:

@@ -23,9 +23,9 @@ from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure import export
 from timm_naflex_fast.commands.measure.bench.model import random_batch
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates
-from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.racing import Ready
+from timm_naflex_fast.names import BASELINE
 from timm_naflex_fast.pos_embed import kept
 
 HEADS = 6

@@ -15,8 +15,8 @@ from lab.benchmarks.pos_embed import WORKLOADS
 from lab.benchmarks.rows import Row, time_race
 from timm_naflex_fast.commands.cli import main as cli
 from timm_naflex_fast.commands.measure.bench.model import chosen, make_step, random_batch
-from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.names import BASELINE
 
 NAMES = (BASELINE, "matmul")
 

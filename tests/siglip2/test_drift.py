@@ -20,13 +20,13 @@ from huggingface_hub import try_to_load_from_cache
 from tests.support.checks import slow
 from tests.support.oracles import is_pristine
 from tests.support.running import ran
+from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure import images
-from timm_naflex_fast.commands.measure.contenders import BASELINE, use
 from timm_naflex_fast.commands.measure.drift.report import headline, rows
 from timm_naflex_fast.commands.measure.drift.survey import is_exact, survey
 from timm_naflex_fast.commands.measure.models import fingerprint, load_model
 from timm_naflex_fast.commands.measure.output import check_writable, provenance, to_json
-from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.names import BASELINE, STRATEGY_NAMES
 from timm_naflex_fast.text_table import table
 
 NAME = "naflexvit_base_patch16_siglip.v2_webli"
@@ -70,7 +70,7 @@ def base():
 @pytest.mark.parametrize("load", [siglip2, kit, slow(base)])
 def test_drift_from_timms_unpatched_loop(load):
     model, weights = load()
-    with use(BASELINE, model):
+    with enable(BASELINE, model=model):
         assert is_pristine()
     # A square picture gets the table's own grid, any other a grid that is smaller on one axis.
     cells = math.prod(model.embeds.pos_embed.shape[1:3])

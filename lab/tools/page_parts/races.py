@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lab.tools.page_parts.results import MODELS, OURS, PLAIN_ADD, measured, rows_of
-from timm_naflex_fast.commands.measure.contenders import BASELINE
+from timm_naflex_fast.names import BASELINE
 
 STEP = ("workload", "phase", "batch")
 

@@ -17,8 +17,8 @@ from lab.tools.page_parts.results import (
     table,
     table_alone,
 )
-from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.drift.report import rows as drift_rows
+from timm_naflex_fast.names import BASELINE
 
 IN_TIMM = ROOT / "lab" / "timm"
 FLAG = "timm-flag-bilinear"
@@ -32,8 +32,8 @@ def numbers() -> dict[str, str]:
     shares = [100 * row["about"]["embeds_share"][BASELINE] for row in rows_of(*MODELS)]
     compiled = rows_by_contender("compiled", phase="train")
     digits = read_one("drift/digits/report")["survey"]["drift"]
-    flag = digits["timm-flag-bicubic"]  # the filter of this model's own table
-    photos = read_one("drift/photos/report")["survey"]["drift"][FLAG]
+    flag = digits["grid_sample"]  # the flag's result
+    photos = read_one("drift/photos/report")["survey"]["drift"]["grid_sample"]
     executorch = {(row["part"], row["kernels"]): row["off"] for row in rows_of("executorch")}
     return {
         "least_share": f"{min(shares):.1f}",
@@ -72,7 +72,7 @@ def first_screen() -> str:
     """What decides whether to install it: each row of timm's loop, timm's flag, this package."""
     photos = read_one("drift/photos/report")
     survey = photos["survey"]
-    moved = by_way(survey["drift"])
+    moved = [survey["drift"][name] for name in (BASELINE, "grid_sample", OURS)]
     same = [round(row["neighbours"] * survey["images"]) for row in moved]
     compiled = graph_rows("compile, four lengths")
     steps = by_way(rows_by_contender("compiled", phase="train"))

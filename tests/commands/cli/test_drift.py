@@ -12,7 +12,6 @@ from tests.support.checks import full_disk
 from tests.support.json_page import named
 from tests.support.running import ran
 from timm_naflex_fast.commands.cli import main as cli
-from timm_naflex_fast.commands.measure.contenders import CONTENDERS
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 SMALL = (
@@ -45,14 +44,14 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, cap
     pytest.importorskip("jinja2")
     (photos / "broken.png").write_text("no image")
     options = (
-        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 --batch-size 2 "
+        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --batch-size 2 "
         f"--model-kwargs depth=1 embed_dim=48 num_heads=2 --images {photos} --out {tmp_path}/report"
     )
     with ran(*STRATEGY_NAMES):
         assert cli.main(["drift", *options.split()]) == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["survey"]["images"] == 4
-    assert {*CONTENDERS} == {*report["survey"]["drift"]}
+    assert {"stock", *STRATEGY_NAMES} == {*report["survey"]["drift"]}
     survey = report["survey"]
     found = {*report, *survey, *survey["drift"]["matmul"], *survey["grids"][0]}
     assert found == named("drift") - {"null", "stock"}
@@ -67,25 +66,25 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, cap
     assert "measuring" not in err  # progress is for terminals
 
 
-@ran("matmul")
+@ran(*STRATEGY_NAMES)
 def test_with_json_on_stdout_the_words_go_to_stderr(photos, capsys):
-    given = ["drift", *SMALL, "--images", str(photos), "--modes", "matmul", "--json", "-"]
+    given = ["drift", *SMALL, "--images", str(photos), "--json", "-"]
     assert cli.main(given) == 0
     out, err = capsys.readouterr()
-    assert set(json.loads(out)["survey"]["drift"]) == {"stock", "matmul"}
+    assert "matmul" in json.loads(out)["survey"]["drift"]
     assert "Drift from timm's result" in err
 
 
-@ran("matmul")
+@ran(*STRATEGY_NAMES)
 def test_the_bar_counts_pictures_in_each_mode_and_ends_full(photos, monkeypatch):
     terminal = StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert cli.main(["drift", *SMALL, "--images", str(photos), "--modes", "matmul"]) == 0
-    assert re.search(r"measuring: 100%.* 8/8 ", terminal.getvalue())  # four pictures, two modes
+    assert cli.main(["drift", *SMALL, "--images", str(photos)]) == 0
+    assert re.search(r"measuring: 100%.* 16/16 ", terminal.getvalue())  # four pictures, four modes
 
 
-@ran("matmul")
+@ran(*STRATEGY_NAMES)
 @pytest.mark.parametrize("options", [["--json", "old.json"], ["--out", "."]])
 def test_on_a_full_disk_the_old_file_stays_and_nothing_is_beside_it(
     options, photos, tmp_path, monkeypatch, capsys
@@ -94,7 +93,7 @@ def test_on_a_full_disk_the_old_file_stays_and_nothing_is_beside_it(
     names = ("old.json", "report.html", "report.json")
     for name in names:
         Path(name).write_text("old")
-    given = ["drift", *SMALL, "--images", str(photos), "--modes", "matmul", *options]
+    given = ["drift", *SMALL, "--images", str(photos), *options]
     with full_disk(100):
         assert cli.main(given) == 2
     assert "cannot be written: File too large; nothing is changed" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import torch
 from tests.support import tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast import enable
-from timm_naflex_fast.commands.measure.contenders import BASELINE
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.pipelines import (
     build_processor,
@@ -22,6 +21,7 @@ from timm_naflex_fast.commands.measure.pipelines import (
     transformers_source,
 )
 from timm_naflex_fast.commands.measure.record import make_recording
+from timm_naflex_fast.names import BASELINE
 from vit_ports.compare import compare_recordings
 from vit_ports.format import read_recording
 from vit_ports.mistakes import mistakes_of, with_mistakes
@@ -60,7 +60,7 @@ def compared(source, recording, precision="float32"):
 def test_timms_own_loop_and_each_exact_mode_agree(mode, model, recording):
     expected = {mode} - {BASELINE}
     with ran(*expected):
-        found = compared(timm_source(model, LENGTH, contender=mode), recording)
+        found = compared(timm_source(model, LENGTH, mode=mode), recording)
     assert found.not_written == ["pixels"]
     if mode != "grid_sample":
         assert found.first is None

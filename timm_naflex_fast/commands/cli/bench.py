@@ -5,13 +5,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from ...names import MODES
+from ...names import BASELINE, MODES
 from ...text_table import table
-from ..measure.contenders import BASELINE
-from ..measure.models import DTYPES, add_model_arguments
+from ..measure.models import add_model_arguments
 from ..measure.output import positive, provenance
 from .checks import announce, check_device, check_model_options
 
+DTYPES = ("float32", "bfloat16", "float16")
 PHASES = ("train", "infer")
 TITLE = "{workload} {phase}, B={batch}, {dtype}, {model}, {device}"
 

@@ -43,7 +43,7 @@ def check_device(device: str) -> None:
             raise ValueError(f"--device cuda: torch sees no GPU (it was built for {built})")
 
 
-def load_as_chosen(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
+def load_as_chosen(options: argparse.Namespace) -> tuple[Any, str]:
     """The model that checked options name, and in words which weights it holds; see ``load_model``."""
     announce(f"loading {options.model} ...")
     return load_model(
@@ -51,7 +51,6 @@ def load_as_chosen(options: argparse.Namespace, **more: Any) -> tuple[Any, str]:
         options.checkpoint,
         random_weights=options.random_weights,
         **dict(options.model_kwargs),
-        **more,
     )
 
 

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...names import STRATEGY_NAMES
 from ...text_table import table
 from ..measure import images
-from ..measure.contenders import CONTENDERS
-from ..measure.models import DTYPES, add_model_arguments
+from ..measure.models import add_model_arguments
 from ..measure.output import marked, positive, printable, provenance, require
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
@@ -30,19 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most patches per image (256)",
     )
     add("--batch-size", type=positive, default=16, help="images per batch (16)")
-    add(
-        "--modes",
-        nargs="+",
-        metavar="NAME",
-        choices=CONTENDERS,
-        help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
-    )
-    add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
-    add(
-        "--interpolation",
-        choices=images.FILTERS,
-        help="filter with which pictures are resized (that of the model's data configuration)",
-    )
     add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
     add("--out", metavar="DIR", help="also write report.json and report.html there")
 
@@ -64,8 +49,8 @@ def drift(options: argparse.Namespace) -> int:
         sources = images.photos()
         source = images.PHOTOS_WORDS
     check(options)
-    model, weights = load_as_chosen(options, dtype=options.dtype)
-    settings = images.eval_settings(model, options.max_seq_len, options.interpolation)
+    model, weights = load_as_chosen(options)
+    settings = images.eval_settings(model, options.max_seq_len)
     skipped: list[str] = []
     batches = images.naflex_batches(sources, settings, options.batch_size, skipped)
     measure_and_show(model, batches, len(sources), options, weights, source, skipped)
@@ -107,11 +92,7 @@ def measure_and_show(
     from ..measure.drift.report import headline, rows, write
     from ..measure.drift.survey import survey
 
-    modes = options.modes
-    if modes is None:
-        # A report compares with timm's own settings too; who only looks need not wait for them.
-        modes = CONTENDERS if options.out else STRATEGY_NAMES
-    found = survey(model, batches, modes, number)
+    found = survey(model, batches, images=number)
     announce_skipped(skipped)
     answer = headline(found)
     print(f"Drift from timm's result: {options.model}; weights: {weights}")

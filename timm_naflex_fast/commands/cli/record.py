@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...names import BASELINE, MODES
 from ..measure import images
-from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance, require
 from .checks import announce_skipped, check_model_options, load_as_chosen
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mode",
-        choices=CONTENDERS,
+        choices=MODES,
         default=BASELINE,
         help=f"with --library timm: what resamples its table ({BASELINE})",
     )

@@ -15,7 +15,6 @@ from .checkpoints import read_checkpoint
 from .output import one_line, printable
 from .weight_files import find_weights
 
-DTYPES = ("float32", "bfloat16", "float16")
 TAKEN = (
     "--checkpoint FILE takes timm's own weights, and SigLIP-2's NaFlex image tower as transformers, "
     "open_clip or Google (with timm 1.0.31) saves it: a file (.safetensors, .pth, .bin, .npz), an "
@@ -90,7 +89,6 @@ def load_model(
     /,
     *,
     random_weights: bool = False,
-    dtype: str = "float32",
     **more: Any,
 ) -> tuple[Any, str]:
     """Create a timm NaFlexVit in eval mode, and say in words which weights it holds.
@@ -103,7 +101,6 @@ def load_model(
             no head that pools, the model gives its tokens (``global_pool=""``).
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines
             and cosines: neighbouring cells of a trained table are alike, those of noise are not.
-        dtype: torch's name of the number type to which the whole model is cast.
         more: further options of ``timm.create_model``.
 
     Raises:
@@ -139,7 +136,7 @@ def load_model(
             snapshot_download(repository, allow_patterns="config.json")
             model = timm.create_model(name, pretrained=True, **more)
             weights = f"pretrained, {name}"
-    return model.eval().to(getattr(torch, dtype)), weights
+    return model.eval(), weights
 
 
 def _with_file(name: str, file: Path, given: dict[str, Any]) -> Any:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from ...names import BASELINE
 from ...patching.install import enable
 from ...pictures import transform_of
 from .bench.workloads import coordinates
 from .checkpoints import read_config
-from .contenders import BASELINE, use
 from .images import eval_settings
 from .models import load_errors
 from .output import progress
@@ -139,15 +139,15 @@ def recorded(stages: Mapping[nn.Module, str]) -> Iterator[dict[str, Tensor]]:
 
 
 def timm_source(
-    model: Any, max_patches: int, interpolation: str | None = None, contender: str = BASELINE
+    model: Any, max_patches: int, interpolation: str | None = None, mode: str = BASELINE
 ) -> Source:
-    """timm's own transforms, and a NaFlexVit whose table a contender resamples.
+    """timm's own transforms, and a NaFlexVit whose table is resampled in a mode.
 
     Args:
         model: a NaFlexVit in eval mode.
         max_patches: most patches of a picture.
         interpolation: filter of the resize, in place of the data configuration's.
-        contender: one of ``CONTENDERS``.
+        mode: of the position table alone.
     """
     settings = eval_settings(model, max_patches, interpolation)
     prepare = transform_of(settings)
@@ -162,11 +162,11 @@ def timm_source(
 
     def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
         coord = coordinates(grid.tolist(), valid.shape[1])
-        with use(contender, network):
+        with enable(BASELINE, pos_embed=mode, model=network):
             network({"patches": pixels, "patch_coord": coord, "patch_valid": valid})
 
     return Source(
-        words=f"timm, {contender}",
+        words=f"timm, {mode}",
         read=read,
         network=model,
         names=TIMM,

@@ -1,4 +1,4 @@
-"""What counts as rounding: element by element, in every dtype, with outliers, infinity and NaN."""
+"""What counts as rounding: element by element, with outliers, infinity and NaN."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from tests.support.running import ran
 from timm_naflex_fast.commands.measure.drift.survey import is_exact, survey
 from timm_naflex_fast.patching.timm_methods import read_embeds
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EXACT = ["interpolate_cached", "matmul"]
 SETTINGS = [
     (dict(pos_embed_interp_mode="bicubic", pos_embed_grid_size=(12, 8)), EXACT),
@@ -21,24 +20,22 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("setting", "exact"), SETTINGS)
-def test_exact_strategies_stay_exact(dtype, setting, exact):
+def test_exact_strategies_stay_exact(setting, exact):
     for scale in (1e-3, 1.0, 100.0):
         model = small_vit(**setting).eval()
         for table in read_embeds(model.embeds)[0]:
             torch.nn.init.normal_(table, std=scale)
         with ran(*exact):
-            found = survey(model.to(dtype), batches(), exact)
+            found = survey(model, batches(), exact)
         for name in exact:
             assert is_exact(found, name), (name, scale)
 
 
 @ran("grid_sample")
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("where", ["channel", "cell", "weight"])
-def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
-    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
+def test_an_outlier_excuses_nothing_elsewhere(where):
+    model = table_model(pos_embed_grid_size=(16, 16))
     table = model.embeds.pos_embed.data[0]
     parts = {"channel": table[:, :, 3], "cell": table[0, 0], "weight": table[:1, :1, 3]}
     parts[where].fill_(500)
@@ -46,7 +43,7 @@ def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
     assert is_exact(found, "matmul") and not is_exact(found, "grid_sample")
 
 
-TOKENS = "with stock, the model's tokens hold infinity or NaN in torch.float32"
+TOKENS = "with stock, the model's tokens hold infinity or NaN"
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

@@ -1,4 +1,4 @@
-"""What the drift report measures: on tensors with known answers, with contenders inside a model."""
+"""What the drift report measures: on tensors with known answers, and with modes inside a model."""
 
 import math
 
@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.support.measured import GRIDS, batches, table_model
-from tests.support.oracles import embed, small_vit, vit_batch
+from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
-from timm_naflex_fast.commands.measure.contenders import CONTENDERS, use
+from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.drift.report import rows
 from timm_naflex_fast.commands.measure.drift.survey import TIE, is_exact, same_nearest, survey
+from timm_naflex_fast.names import MODES
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +19,14 @@ def measured():
     """A survey of eight images in four grids, with a table of 12 x 8 cells."""
     model = table_model(pos_embed_grid_size=(12, 8))
     with ran("matmul", "interpolate_cached", "grid_sample"):
-        found = survey(model, list(batches(labels=True)), CONTENDERS)
+        found = survey(model, list(batches(labels=True)))
     assert not torch.is_inference(model.embeds.pos_embed)
     return found
 
 
 def test_what_is_exact_and_what_is_not(measured):
     figures = measured["drift"]
-    assert list(figures) == list(CONTENDERS)
+    assert list(figures) == list(MODES)
     exact = [name for name in figures if is_exact(measured, name)]
     assert exact == ["stock", "matmul", "interpolate_cached"]
     timms = figures["stock"]
@@ -70,7 +71,7 @@ def test_of_a_model_that_pools_nothing_the_last_tokens_are_compared():
     # By hand: the tokens of an image in a row, without padding.
     made = []
     for mode in ("stock", "grid_sample"):
-        with torch.no_grad(), use(mode, model):
+        with torch.no_grad(), enable(mode, model=model):
             tokens = model.forward_features(*inputs)["patches"][:, -batch["patches"].shape[1] :]
         made.append(tokens.double() * batch["patch_valid"][..., None])
     cosines = torch.nn.functional.cosine_similarity(*(one.flatten(1) for one in made))
@@ -108,14 +109,3 @@ def test_accuracy_is_that_of_the_labels():
     drift = survey(model, [(pictures, labels)], ["grid_sample"])["drift"]
     assert drift["stock"]["accuracy"] == 1
     assert drift["grid_sample"]["accuracy"] == drift["grid_sample"]["agreement"] < 1
-
-
-def test_inside_a_model_computes_as_timm_with_this_setting_and_afterwards_as_before():
-    batch = vit_batch(GRIDS)
-    model = table_model()
-    before = dict(model.embeds.__dict__)
-    timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode="bicubic").eval()
-    timms.load_state_dict(model.state_dict())
-    with use("timm-flag-bicubic", model):
-        assert torch.equal(embed(model, batch), embed(timms, batch))
-    assert model.embeds.__dict__ == before

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....names import BASELINE
 from ....patching.install import enable
-from ..contenders import BASELINE
 from ..models import load_model
 from ..racing import Figures, in_new_processes, now, over_processes, race
 from .workloads import Grid, coordinates, siglip_grids

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ....names import STRATEGY_NAMES
-from ..contenders import BASELINE
+from ....names import BASELINE, STRATEGY_NAMES
 from ..output import to_json, written_whole
 from .survey import Survey, is_exact, why_unknown
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....names import STRATEGY_NAMES
+from ....names import BASELINE, STRATEGY_NAMES
+from ....patching.install import enable
 from ....patching.timm_methods import read_embeds
 from ....pos_embed.table import whole
-from ..contenders import BASELINE, use
 from ..output import progress
 from ..pipelines import recorded
 
@@ -30,12 +30,12 @@ def survey(
     modes: Iterable[str] = STRATEGY_NAMES,
     images: int | None = None,
 ) -> Survey:
-    """Drift of each mode from timm's own result, on the CPU and in the model's dtype.
+    """Drift of each mode from timm's own result, on the CPU and in float32.
 
     Args:
         model: a timm NaFlexVit in eval mode.
         batches: (input dict of timm's NaFlex collator, labels (B,) or None).
-        modes: names out of ``CONTENDERS``.
+        modes: names out of ``STRATEGY_NAMES``.
         images: how many there are, for the progress bar.
 
     Returns:
@@ -59,6 +59,7 @@ def survey(
         ValueError: no position table; or infinity or NaN in what the model computes.
     """
     tables, _ = read_embeds(model.embeds)
+    table_size = whole(tables).shape[:2]
     parts: dict[str, list[Tensors]] = {name: [] for name in [BASELINE, *modes]}
     total = images and images * len(parts)
     with progress("measuring", total=total) as bar:
@@ -66,7 +67,7 @@ def survey(
             timms = _forward(model, batch, BASELINE)
             for name, found in parts.items():
                 ours = timms if name == BASELINE else _forward(model, batch, name)
-                found.append(_compare(ours, timms, labels, len(tables)))
+                found.append(_compare(ours, timms, labels))
                 bar.update(len(ours["grid"]))
     results: dict[str, Tensors] = {}
     for name, some in parts.items():
@@ -75,9 +76,7 @@ def survey(
     drift = {}
     for name, ours in progress("comparing", results.items()):
         drift[name] = _drift(ours, timms)
-    grids = [
-        _of_grid(grid, whole(tables).shape[:2], results) for grid in timms["grid"].unique(dim=0)
-    ]
+    grids = [_of_grid(grid, table_size, results) for grid in timms["grid"].unique(dim=0)]
     return {"images": len(timms["grid"]), "drift": drift, "grids": grids}
 
 
@@ -107,10 +106,11 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
         ValueError: infinity or NaN in one of them.
     """
     valid = batch["patch_valid"]
-    dtype = next(model.parameters()).dtype
     watched = recorded({model.embeds: "tokens", model.head_drop: "output"})
-    with watched as found, use(mode, model), torch.inference_mode():
-        logits = model(batch["patches"].to(dtype), batch["patch_coord"], valid)
+    # Patch kernels and rotary tables stay timm's own, so that only the position embedding differs.
+    chosen = enable(BASELINE, pos_embed=mode, model=model)
+    with watched as found, chosen, torch.inference_mode():
+        logits = model(batch["patches"], batch["patch_coord"], valid)
     for what, values in found.items():
         # Tokens of classes and registers come first.
         if values.ndim == 3:
@@ -119,20 +119,19 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
         found["logits"] = logits
     for what, values in found.items():
         if not values.isfinite().all():
-            raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN in {dtype}")
+            raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN")
     found["grid"] = batch["patch_coord"].amax(1).long() + 1
     found["directions"] = F.normalize(found["output"].double().flatten(1), dim=-1)
     return found
 
 
-def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None, lines: int) -> Tensors:
+def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None) -> Tensors:
     """What is kept of a batch: for each image its figures, (B,) of each kind.
 
     Args:
         ours: what the model computed in a mode.
         timms: timm's own.
         labels: the right classes (B,).
-        lines: 2 for a factorized table, of which timm rounds each line, and ours their sum; or 1.
 
     Returns:
         Figures of :func:`survey` by their names; the ``grid``; ``squares`` (B, 2), the sums of the
@@ -144,8 +143,7 @@ def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None, lines: int) -
     # An outlier of one token, or of one channel, excuses nothing elsewhere.
     sizes = tokens.abs()
     scale = torch.minimum(sizes.amax(-1, keepdim=True), sizes.amax((0, 1)))  # (B, N, C)
-    share = FLOAT32 + lines * torch.finfo(ours["tokens"].dtype).eps
-    rounding = share * scale.clamp(min=1e-30)
+    rounding = FLOAT32 * scale.clamp(min=1e-30)
     results = {
         "grid": ours["grid"],
         "squares": torch.stack([moves, tokens], 1).square().sum((2, 3)),
