@@ -123,7 +123,7 @@ def activation(x: Tensor) -> Tensor:
     return _Activation.apply(x.detach(), torch.zeros((), requires_grad=True))
 
 
-def served(name: str, embeds: Any) -> AbstractContextManager[Any]:
+def served(name: Any, embeds: Any) -> AbstractContextManager[Any]:
     """Inside, ``embeds._apply_learned_naflex_pos_embed`` computes as the contender does.
 
     timm's own code is called directly: the way to it through a replaced method is not timed.

@@ -13,12 +13,11 @@ import atexit
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...names import MODES, check_name
 
@@ -62,10 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Start the script, in place of this process where the system can do that.
-
-    Returns the script's exit status on Windows; elsewhere this function does not return.
+def run(options: argparse.Namespace) -> NoReturn:
+    """Start the script in place of this process: this function does not return.
 
     Raises:
         ValueError: no such mode, or one that a library does not have, or no such script.
@@ -84,9 +81,7 @@ def run(options: argparse.Namespace) -> int:
     folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
     environment = {**os.environ, ENV_NAME: wanted, "PYTHONPATH": os.pathsep.join(folders)}
     command = [*start, *words]
-    # Elsewhere the script takes this process's place: signals and the exit status are its own.
-    if sys.platform == "win32":
-        return subprocess.call(command, env=environment)
+    # The script takes this process's place: signals and the exit status are its own.
     os.execve(command[0], command, environment)
 
 

@@ -139,7 +139,7 @@ def recorded(stages: Mapping[nn.Module, str]) -> Iterator[dict[str, Tensor]]:
 
 
 def timm_source(
-    model: Any, max_patches: int, interpolation: str | None = None, mode: str = BASELINE
+    model: Any, max_patches: int, interpolation: str | None = None, mode: Any = BASELINE
 ) -> Source:
     """timm's own transforms, and a NaFlexVit whose table is resampled in a mode.
 
@@ -162,7 +162,7 @@ def timm_source(
 
     def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
         coord = coordinates(grid.tolist(), valid.shape[1])
-        with enable(BASELINE, pos_embed=mode, model=network):
+        with enable("stock", pos_embed=mode, model=network):
             network({"patches": pixels, "patch_coord": coord, "patch_valid": valid})
 
     return Source(

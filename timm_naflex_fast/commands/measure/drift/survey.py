@@ -20,7 +20,6 @@ Survey = dict[str, Any]  # see ``survey``
 FLOAT32 = 2e-6
 """What sums in float32 may move a number by, as a share of the largest near it."""
 TIE = 1e-5  # of cosine similarity
-AT_ONCE = 1024  # images are compared with all others
 MEANS = ("pooled_cosine_distance", "neighbours", "agreement", "accuracy")  # over images
 
 
@@ -46,10 +45,10 @@ def survey(
         (valid ones) over that of timm's; ``embed_max_abs``, their largest absolute difference, in
         the embeddings' units; ``embed_roundings``, the largest difference, as a share of the largest
         number of its token or its channel (the smaller one), over what rounding moves;
-        ``pooled_cosine_distance``, 1 - cosine of the outputs, mean over images, over the tokens of
-        an image for a model that pools nothing. And shares of images, None where there is no such
-        thing: ``neighbours``, whose nearest other image is timm's (of three images at least, and of
-        a model that pools); ``agreement``, with timm's predicted class; ``accuracy``, of right ones.
+        ``pooled_cosine_distance``, 1 - cosine of the outputs, mean over images; a model that pools
+        nothing gives the mean of its last tokens. And shares of images, None where there is no such
+        thing: ``neighbours``, whose nearest other image is timm's (of three images at least);
+        ``agreement``, with timm's predicted class; ``accuracy``, of right ones.
 
         Of a grid: ``grid`` [rows, columns], ``images``, ``shrink``, the table's cells per patch
         along the axis where there are more, ``embed_rel_rms`` by mode, and ``resampled``, whether
@@ -95,11 +94,10 @@ def why_unknown(found: Survey, name: str) -> str | None:
     return None
 
 
-def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
+def _forward(model: Any, batch: dict[str, Any], mode: Any) -> Tensors:
     """What the model computes for a batch in this mode, and the "grid" of each image (B, 2).
 
-    Its embedded "tokens" (B, N, C) and its "output" (B, D); of a model that pools nothing the last
-    tokens (B, N, C), 0 for padding. The "directions" of the outputs, one row an image, scaled to
+    Its embedded "tokens" (B, N, C), 0 for padding. The "directions" of its outputs (B, D), scaled to
     length 1. And the "logits" (B, classes), if it has some.
 
     Raises:
@@ -108,7 +106,7 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
     valid = batch["patch_valid"]
     watched = recorded({model.embeds: "tokens", model.head_drop: "output"})
     # Patch kernels and rotary tables stay timm's own, so that only the position embedding differs.
-    chosen = enable(BASELINE, pos_embed=mode, model=model)
+    chosen = enable("stock", pos_embed=mode, model=model)
     with watched as found, chosen, torch.inference_mode():
         logits = model(batch["patches"], batch["patch_coord"], valid)
     for what, values in found.items():
@@ -121,7 +119,12 @@ def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
         if not values.isfinite().all():
             raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN")
     found["grid"] = batch["patch_coord"].amax(1).long() + 1
-    found["directions"] = F.normalize(found["output"].double().flatten(1), dim=-1)
+    output = found.pop("output").double()
+    if (
+        output.ndim == 3
+    ):  # nothing is pooled: the sum of the last tokens has the direction of the mean
+        output = output.sum(1)
+    found["directions"] = F.normalize(output, dim=-1)
     return found
 
 
@@ -135,8 +138,7 @@ def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None) -> Tensors:
 
     Returns:
         Figures of :func:`survey` by their names; the ``grid``; ``squares`` (B, 2), the sums of the
-        squared differences and of timm's squared tokens; and of a model that pools, ``directions``
-        (B, D), its outputs scaled to length 1.
+        squared differences and of timm's squared tokens; and the ``directions`` of the outputs.
     """
     tokens = timms["tokens"].double()  # (B, N, C), 0 for padding
     moves = ours["tokens"].double() - tokens
@@ -146,14 +148,13 @@ def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None) -> Tensors:
     rounding = FLOAT32 * scale.clamp(min=1e-30)
     results = {
         "grid": ours["grid"],
+        "directions": ours["directions"],
         "squares": torch.stack([moves, tokens], 1).square().sum((2, 3)),
         "embed_max_abs": moves.abs().amax((1, 2)),
         "embed_roundings": (moves.abs() / rounding).amax((1, 2)),
         # 1 - cosine, without the cancellation that hides small angles.
         "pooled_cosine_distance": (ours["directions"] - timms["directions"]).square().sum(-1) / 2,
     }
-    if ours["output"].ndim == 2:
-        results["directions"] = ours["directions"]
     if "logits" in ours:
         classes = ours["logits"].argmax(-1)
         results["agreement"] = classes == timms["logits"].argmax(-1)
@@ -164,7 +165,7 @@ def _compare(ours: Tensors, timms: Tensors, labels: Tensor | None) -> Tensors:
 
 def _drift(ours: Tensors, timms: Tensors) -> dict[str, float | None]:
     """The figures of all images."""
-    if "directions" in ours and len(ours["directions"]) > 2:
+    if len(ours["grid"]) > 2:
         ours["neighbours"] = same_nearest(ours["directions"], timms["directions"])
     figures: dict[str, float | None] = dict.fromkeys(MEANS)
     for name in ours.keys() & MEANS:
@@ -205,12 +206,8 @@ def same_nearest(ours: Tensor, timms: Tensor) -> Tensor:
         ours: (N, D) outputs of length 1.
         timms: (N, D) timm's own.
     """
-    same = []
-    # The whole similarity matrix of a large folder may not fit into memory.
-    for rows in torch.arange(len(timms)).split(AT_ONCE):
-        own = 3 * F.one_hot(rows, len(timms))  # an image is no neighbour of itself
-        our_similar = ours[rows] @ ours.t() - own  # cosines (R, N)
-        similar = timms[rows] @ timms.t() - own
-        found = similar.gather(1, our_similar.argmax(-1, keepdim=True))
-        same.append(similar.amax(-1) - found[:, 0] <= TIE)
-    return torch.cat(same)
+    own = 3 * torch.eye(len(timms))  # an image is no neighbour of itself
+    nearest = (ours @ ours.t() - own).argmax(-1, keepdim=True)
+    similar = timms @ timms.t() - own  # cosines (N, N)
+    found = similar.gather(1, nearest)
+    return similar.amax(-1) - found[:, 0] <= TIE
