@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 KIT = ROOT / "ports" / "kit"
 OUT = ROOT / "lab" / "results" / "recordings" / "agreement.json"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+KIT_SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
 
 
 def row(name: str, recording: Recording, ports: Sequence[Stages]) -> dict[str, Any]:
@@ -67,9 +68,8 @@ def without_pixels(ports: Sequence[Stages]) -> list[Stages]:
 
 def towers(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
     """timm under each mode, and transformers, from the kit's pixels."""
-    heads = recording.about["heads"]
     length = recording.about["max_patches"]
-    model, _ = load_model(MODEL, KIT / "weights" / "transformers.safetensors", num_heads=heads)
+    model, _ = load_model(MODEL, KIT / "weights" / "transformers.safetensors", **KIT_SIZES)
     for contender in ("stock", *STRATEGY_NAMES):
         name = f"timm {version('timm')}"
         if contender != "stock":

@@ -22,6 +22,7 @@ from vit_ports.towers.siglip2 import SIGLIP2
 
 KIT = Path(__file__).parents[1] / "kit"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
         names = [stage["name"] for stage in about["stages"]]
         stages.append({name: found[f"{number:03}.{name}"] for name in names})
     weights = KIT / "weights" / "transformers.safetensors"
-    model, _ = load_model(MODEL, weights, num_heads=about["heads"])
+    model, _ = load_model(MODEL, weights, **SIZES)
 
     about["version"] = VERSION
     recording = Recording(about, stages, found[TABLE], {})

@@ -31,6 +31,7 @@ from timm_naflex_fast.text_table import table
 
 NAME = "naflexvit_base_patch16_siglip.v2_webli"
 KIT = Path(__file__).resolve().parents[2] / "ports" / "kit"
+KIT_SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
 PICTURES = {
     "the kit's ten pictures": partial(images.image_sources, KIT / "pictures"),
     images.PHOTOS_WORDS: images.photos,
@@ -54,11 +55,11 @@ def siglip2():
     if not chosen:
         pytest.skip(NO_WEIGHTS)
     # The kit's tower, or a larger one, is not taken for this one.
-    return load_model(NAME, chosen, embed_dim=768, depth=12)
+    return load_model(NAME, chosen)
 
 
 def kit():
-    model, _ = load_model(NAME, KIT / "weights" / "transformers.safetensors")
+    model, _ = load_model(NAME, KIT / "weights" / "transformers.safetensors", **KIT_SIZES)
     return model, "a stand-in, not SigLIP-2's: the kit's random weights, 2 blocks of 32 channels"
 
 

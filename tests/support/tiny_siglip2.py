@@ -6,6 +6,9 @@ import torch
 from PIL import Image
 
 SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+TIMM_SIZES = dict(
+    embed_dim=64, depth=2, num_heads=4, mlp_ratio=2, pos_embed_grid_size=(8, 8)
+)  # timm's options for them
 TEXT = dict(vocab_size=50, max_position_embeddings=8, bos_token_id=1, eos_token_id=2)
 FAMILY = "naflexvit_base_patch16_siglip"
 

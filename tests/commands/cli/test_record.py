@@ -17,6 +17,7 @@ from vit_ports.format import read_recording, sampled
 
 MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli", "--random-weights"]
 SMALL = ["--model-kwargs", "depth=2", "embed_dim=24", "num_heads=2", "patch_size=8"]
+TINY = ["--model-kwargs", *(f"{key}={value}" for key, value in tiny_siglip2.TIMM_SIZES.items())]
 FEW = ("bicubic", "bgr", "relu", "block_0_left_out", "block_1_left_out")
 
 
@@ -125,25 +126,26 @@ def test_another_tower_is_told(other, record):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("siglip2")
     tiny_siglip2.whole_model().save_pretrained(folder)
+    transformers.Siglip2ImageProcessor().save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def theirs(weights, images, tmp_path_factory):
-    """What transformers gives; it needs no name."""
+    """What transformers gives."""
     pytest.importorskip("torchvision")
     out = tmp_path_factory.mktemp("theirs") / "REF"
     library = ["--library", "transformers", "--max-seq-len", "16"]
-    given = ["record", "--checkpoint", str(weights), "--images", images, "--out", str(out)]
-    assert main([*given, *library]) == 0
+    given = ["record", *MODEL[:2], *TINY, "--checkpoint", str(weights), "--images", images]
+    assert main([*given, "--out", str(out), *library]) == 0
     return out
 
 
 def test_both_libraries_record_the_same_but_for_the_filter_of_the_resize(record, weights, theirs):
-    model = [*MODEL[:2], "--checkpoint", str(weights), "--no-mistakes", "--force"]
+    model = [*MODEL[:2], *TINY, "--checkpoint", str(weights), "--no-mistakes", "--force"]
     reference = read_recording(theirs)
     assert reference.about["written_by"]["pipeline"].startswith("transformers ")
     assert reference.about["filter"] == "bilinear"
@@ -155,7 +157,8 @@ def test_both_libraries_record_the_same_but_for_the_filter_of_the_resize(record,
 
 
 def test_with_anothers_pixels_the_towers_alone_are_compared(weights, theirs, tmp_path, capsys):
-    given = ["record", *MODEL[:2], "--checkpoint", str(weights), "--pixels-of", str(theirs)]
+    given = ["record", *MODEL[:2], *TINY, "--checkpoint", str(weights)]
+    given += ["--pixels-of", str(theirs)]
     ours = tmp_path / "ours"
     with ran("grid_sample"):
         assert main([*given, "--out", str(ours), "--mode", "grid_sample"]) == 0
@@ -196,6 +199,8 @@ def test_what_cannot_be_done_is_told_before_the_work(record, tmp_path, monkeypat
     theirs = [*given, "--library", "transformers"]
     _, said, _ = record(*theirs, "--interpolation", "bicubic")
     assert said.endswith("--interpolation goes with --library timm")
+    _, said, _ = record(*theirs)
+    assert said.endswith("needs --checkpoint: its settings lie beside it")
     monkeypatch.setattr(output, "find_spec", lambda name: None)
     status, said, out = record(*theirs)
     assert status == 2 and said.endswith(

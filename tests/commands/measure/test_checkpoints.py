@@ -1,15 +1,12 @@
 """SigLIP-2 weights in the forms of three libraries: the same tower, and nothing left out."""
 
-import json
-
 import pytest
-import timm
 import torch
 from safetensors.torch import save_file
 
 from tests.support import tiny_siglip2
-from tests.support.tiny_siglip2 import FAMILY, SIZES
-from timm_naflex_fast.commands.measure.checkpoints import read_checkpoint, sizes
+from tests.support.tiny_siglip2 import FAMILY, TIMM_SIZES
+from timm_naflex_fast.commands.measure.checkpoints import read_checkpoint
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.tower_names import from_transformers, to_transformers
 from timm_naflex_fast.commands.measure.weight_files import find_weights
@@ -31,13 +28,6 @@ def tower(whole):
 def headless():
     """A tower as LFM2-VL and other language models hold it."""
     return tiny_siglip2.tower(vision_use_head=False)
-
-
-@pytest.fixture
-def folder(whole, tmp_path):
-    """As transformers saves the whole model."""
-    whole.save_pretrained(tmp_path)
-    return tmp_path
 
 
 def save_in_form(form, whole, folder):
@@ -65,7 +55,7 @@ def save_in_form(form, whole, folder):
 @pytest.mark.parametrize("form", ["folder", "shards", "file", "tower alone", "open_clip", "timm"])
 def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, tmp_path):
     path = save_in_form(form, whole, tmp_path)
-    found, _ = read_checkpoint(find_weights(path), {"num_heads": 4})
+    found = read_checkpoint(find_weights(path))
     expected = from_transformers(tower)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -78,30 +68,11 @@ def test_both_directions_give_the_tensors_back(tower, headless):
         assert all(torch.equal(back[name], state[name]) for name in state)
 
 
-def test_heads_are_those_of_the_settings_of_the_user_or_of_transformers(folder, tower):
-    settings = json.loads((folder / "config.json").read_text())
-    # Older releases write only what differs from the defaults.
-    settings["vision_config"] = {"model_type": "siglip2_vision_model", "hidden_size": 64}
-    model, _ = load_model(FAMILY, folder)
-    assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
-    (folder / "config.json").write_text(json.dumps(settings))
-    _, options = read_checkpoint(find_weights(folder))
-    assert options["num_heads"] == 12
-    with pytest.raises(RuntimeError, match=r"divisible.*; --model-kwargs takes"):
-        load_model(FAMILY, folder)
-
-    save_file(tower, folder / "alone.safetensors")
-    (folder / "config.json").unlink()
-    with pytest.raises(RuntimeError, match=r"add num_heads to --model-kwargs, e\.g\. num_heads=12"):
-        load_model(FAMILY, folder / "alone.safetensors")
-    model, _ = load_model(FAMILY, folder / "alone.safetensors", num_heads=2)
-    assert model.blocks[0].attn.num_heads == 2
-
-
 def test_a_tower_without_a_head_that_pools_gives_its_tokens(headless, tmp_path):
     headless.save_pretrained(tmp_path)
     # Older releases of timm would resample the table by bicubic.
-    model, _ = load_model(FAMILY, tmp_path, pos_embed_interp_mode="bilinear")
+    more = dict(global_pool="", pos_embed_interp_mode="bilinear")
+    model, _ = load_model(FAMILY, tmp_path, **TIMM_SIZES, **more)
     patches = torch.randn(1, 12, 768)
     coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
     valid = torch.ones(1, 12, dtype=torch.bool)
@@ -115,20 +86,6 @@ def test_a_table_that_is_no_square_is_not_given_to_transformers(tower):
     own = {**from_transformers(tower), "embeds.pos_embed": torch.randn(1, 5, 10, 64)}
     with pytest.raises(ValueError, match="has 5 x 10 cells: transformers' is a square"):
         to_transformers(own)
-
-
-@pytest.mark.parametrize("name", [FAMILY, "naflexvit_so400m_patch16_siglip"])
-def test_sizes_of_the_published_towers(name):
-    with torch.device("meta"):
-        tower = timm.create_model(name, num_classes=0, depth=1)
-        options = sizes(tower.state_dict())
-        model = timm.create_model(FAMILY, num_classes=0, **options)
-    assert model.blocks[0].attn.num_heads == tower.blocks[0].attn.num_heads
-    assert shapes(model) == shapes(tower)
-
-
-def shapes(model):
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 KEY = "encoder.layers.1.self_attn.k_proj.weight"
@@ -149,16 +106,6 @@ CHANGES = {
         {"embeddings.position_embedding.weight": (50, 64)},
         r"shape '\[1, 7, 7, 64\]' is invalid for input of size 3200",
     ),
-    "a patch embedding of one size": (
-        [],
-        {"embeddings.patch_embedding.weight": (64, 3, 16, 16)},
-        "is a convolution: weights of one size, not of NaFlex",
-    ),
-    "an adapter of PEFT that was not merged": (
-        [KEY],
-        {KEY.replace("weight", "base_layer.weight"): (64, 64), "k_proj.lora_A.default": (4, 64)},
-        r"an adapter of PEFT, .*base_layer.* save what merge_and_unload\(\) returns\); --checkpoint FILE takes",
-    ),
     "two towers": (
         None,
         {"student.embeds.proj.weight": (1,), "teacher.embeds.proj.weight": (1,)},
@@ -174,13 +121,13 @@ def test_a_tower_that_is_not_whole_is_an_error_with_numbers_and_names(change, to
     state |= {name: torch.ones(shape) for name, shape in more.items()}
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(RuntimeError, match=says):
-        load_model(FAMILY, tmp_path, num_heads=4)
+        load_model(FAMILY, tmp_path, **TIMM_SIZES)
 
 
 def test_a_table_of_another_size_leads_to_the_function_that_resizes_it(whole, tmp_path):
     file = save_in_form("timm", whole, tmp_path)
     with pytest.raises(RuntimeError, match=r"size mismatch.*functional\.resample_pos_embed$"):
-        load_model(FAMILY, file, num_heads=4, embed_dim=64, depth=2, pos_embed_grid_size=(9, 9))
+        load_model(FAMILY, file, **TIMM_SIZES | {"pos_embed_grid_size": (9, 9)})
 
 
 def test_a_lost_shard_is_named(whole, tmp_path):

@@ -2,6 +2,7 @@
 pictures."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,6 @@ from tests.support.running import ran
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.pipelines import (
-    build_processor,
-    build_tower,
     of_8_bits,
     siglip2_weights,
     timm_source,
@@ -29,6 +28,7 @@ from vit_ports.towers.siglip2 import SIGLIP2
 
 KIT = Path(__file__).resolve().parents[3] / "ports" / "kit"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
 TRAINED = dict(pos_embed_interp_mode="bilinear")  # timm before 1.0.30 has another default
 LENGTH = 64  # patches of the kit
 
@@ -39,10 +39,10 @@ def recording():
 
 
 @pytest.fixture
-def model(recording):
+def model():
     """timm's tower with the kit's weights; a test may spoil it."""
     weights = KIT / "weights" / "transformers.safetensors"
-    return load_model(MODEL, weights, num_heads=recording.about["heads"], **TRAINED)[0]
+    return load_model(MODEL, weights, **SIZES, **TRAINED)[0]
 
 
 # From the kit's pixels.
@@ -113,7 +113,7 @@ def test_transformers_agrees(model, recording, transformers):
 
 
 def test_transformers_own_code_runs_whatever_is_enabled(model, recording, transformers):
-    source = transformers_source(model, LENGTH)
+    source = transformers_source(model, LENGTH, KIT / "weights")
     (expected,) = source.tower(recording.stages[:1])
     with enable(library="transformers"):
         (found,) = source.tower(recording.stages[:1])
@@ -125,10 +125,11 @@ def test_transformers_own_code_runs_whatever_is_enabled(model, recording, transf
 
 @pytest.fixture
 def processor(transformers, tmp_path):
-    """Writes a processor's file with other settings, and returns its folder."""
+    """Writes a processor's file with other settings, beside the kit's of the tower; returns the folder."""
+    shutil.copy(KIT / "weights" / "config.json", tmp_path)
 
     def processor(**settings):
-        given = transformers.Siglip2ImageProcessor(max_num_patches=LENGTH).to_dict()
+        given = transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=LENGTH).to_dict()
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | settings))
         return tmp_path
 
@@ -162,12 +163,13 @@ def test_another_normalization_is_named_and_so_is_a_filter_beside_it(name, model
     assert reason.words == "pictures resized by bicubic"
 
 
-def test_settings_beside_the_weights_are_followed(model, processor, tmp_path):
-    tower = build_tower(model, {"hidden_act": "relu", "dtype": "bfloat16"})
-    assert (tower.config.hidden_act, str(tower.dtype)) == ("relu", "torch.float32")
-    assert build_processor(model, 32, tmp_path).resample == 2
-    folder = processor(resample=0, max_num_patches=9, patch_size=14)
-    made = build_processor(model, None, folder)
-    assert (made.resample, made.max_num_patches, made.patch_size) == (0, 9, 8)
-    source = transformers_source(model, LENGTH, folder)
-    assert f"(patch_size 8, max_num_patches {LENGTH}, 4 attention heads)" in source.words
+def test_settings_beside_the_weights_are_followed(model, processor):
+    folder = processor(resample=0, max_num_patches=9)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("gelu_pytorch_tanh", "relu"))
+    source = transformers_source(model, None, folder)
+    assert (source.max_patches, source.filter) == (9, "nearest")
+    assert source.network.config.hidden_act == "relu"
+    config.unlink()
+    with pytest.raises(RuntimeError, match="must lie there"):
+        transformers_source(model, None, folder)

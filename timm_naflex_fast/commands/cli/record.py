@@ -10,9 +10,8 @@ from ...names import BASELINE, MODES
 from ..measure import images
 from ..measure.models import add_model_arguments, fingerprint
 from ..measure.output import positive, progress, provenance, require
+from ..measure.weight_files import find_weights
 from .checks import announce_skipped, check_model_options, load_as_chosen
-
-MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +75,7 @@ def record(options: argparse.Namespace) -> int:
     else:
         sources = images.photos()[::6]  # each photo once, in another shape
     model, weights = load_as_chosen(options)
-    from ..measure.pipelines import siglip2_weights, timm_source
+    from ..measure.pipelines import siglip2_weights, timm_source, transformers_source
     from ..measure.record import make_recording
 
     tensors = siglip2_weights(model)
@@ -84,7 +83,8 @@ def record(options: argparse.Namespace) -> int:
         length = options.max_seq_len or 256  # as --help says
         source = timm_source(model, length, options.interpolation, options.mode)
     else:
-        source = transformers_of(options, model)
+        folder = find_weights(options.checkpoint).parent
+        source = transformers_source(model, options.max_seq_len, folder)
     names, pictures = zip(*images.read(sources, skipped))
     if other and skipped:
         raise ValueError(f"not readable as images: {'; '.join(skipped)}")
@@ -117,8 +117,6 @@ def check(options: argparse.Namespace, out: Path) -> None:
         raise RuntimeError(
             "record needs vit_ports, which is in this repository: pip install . ./ports"
         )
-    if options.library == "transformers" and options.checkpoint and not options.model:
-        options.model = MODEL  # its sizes are those of the weights
     check_model_options(options)
     is_recording = (out / "recording.json").is_file()
     if out.exists() and not (options.force and is_recording):
@@ -130,6 +128,10 @@ def check(options: argparse.Namespace, out: Path) -> None:
         if options.interpolation:
             raise ValueError("--interpolation goes with --library timm")
         require("--library transformers", "transformers", "torchvision")
+        if not options.checkpoint:
+            raise ValueError(
+                "--library transformers needs --checkpoint: its settings lie beside it"
+            )
 
 
 def recorded_pictures(folder: str, recording: Any) -> list[images.Source]:
@@ -147,14 +149,3 @@ def recorded_pictures(folder: str, recording: Any) -> list[images.Source]:
             raise ValueError(f"there is no picture {file}")
         sources.append((picture["name"], partial(Image.open, file)))
     return sources
-
-
-def transformers_of(options: argparse.Namespace, model: Any) -> Any:
-    """transformers' pipeline. Its settings of tower and processor lie beside its weights."""
-    from ..measure.pipelines import transformers_source
-    from ..measure.weight_files import find_weights
-
-    folder = None
-    if options.checkpoint:
-        folder = find_weights(options.checkpoint).parent
-    return transformers_source(model, options.max_seq_len, folder)

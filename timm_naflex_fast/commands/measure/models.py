@@ -97,8 +97,7 @@ def load_model(
         name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a
             NaFlexVit.
         checkpoint: a local file or folder; see :func:`read_checkpoint`. The model gets as many
-            classes as its head has, and the size of a tower that transformers wrote; where that has
-            no head that pools, the model gives its tokens (``global_pool=""``).
+            classes as its head has.
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines
             and cosines: neighbouring cells of a trained table are alike, those of noise are not.
         more: further options of ``timm.create_model``.
@@ -148,10 +147,10 @@ def _with_file(name: str, file: Path, given: dict[str, Any]) -> Any:
         model = timm.create_model(name, **{"num_classes": 0, **given})
         model.load_pretrained(str(file))
         return model
-    tensors, options = read_checkpoint(file, given)
+    tensors = read_checkpoint(file)
     # First with the file's own head, so that all of it has to fit.
     own = len(tensors.get("head.weight", ()))
-    model = timm.create_model(name, **options | given | {"num_classes": own})
+    model = timm.create_model(name, **given | {"num_classes": own})
     model.load_state_dict(checkpoint_filter_fn(tensors, model))
     classes = given.get("num_classes", own)
     if classes != own:

@@ -20,7 +20,6 @@ from ...names import BASELINE
 from ...patching.install import enable
 from ...pictures import transform_of
 from .bench.workloads import coordinates
-from .checkpoints import read_config
 from .images import eval_settings
 from .models import load_errors
 from .output import progress
@@ -177,23 +176,28 @@ def timm_source(
     )
 
 
-def transformers_source(
-    model: Any, max_patches: int | None = None, folder: Path | None = None
-) -> Source:
+def transformers_source(model: Any, max_patches: int | None, folder: Path) -> Source:
     """transformers' own image processor and Siglip2 image tower, with the weights of timm's ``model``.
 
     Args:
         model: a NaFlexVit of SigLIP-2's design.
-        max_patches: most patches of a picture; without it, that of the processor.
-        folder: where transformers' settings of the tower and of the processor may lie.
+        max_patches: most patches of a picture; None: that of the processor.
+        folder: where transformers' settings of the tower and of the processor lie.
 
     Raises:
-        RuntimeError, ValueError: as :func:`build_tower` and :func:`build_processor`.
+        RuntimeError: transformers has no Siglip2, or the folder's settings are those of other weights.
+        ValueError: the model is no Siglip2 tower; counts and names the tensors.
     """
-    from PIL.Image import Resampling
+    weights = siglip2_weights(model)
+    advice = "pip install -U transformers; config.json and preprocessor_config.json must lie there"
+    with load_errors(f"transformers' tower and processor of {folder}", advice):
+        from PIL.Image import Resampling
+        from transformers import Siglip2ImageProcessor, Siglip2VisionConfig, Siglip2VisionModel
 
-    processor = build_processor(model, max_patches, folder)
-    tower = build_tower(model, read_config(folder) if folder else {})
+        processor = Siglip2ImageProcessor.from_pretrained(folder)
+        tower = Siglip2VisionModel(Siglip2VisionConfig.from_pretrained(folder))
+        tower.load_state_dict(weights)
+    processor.max_num_patches = max_patches or processor.max_num_patches
 
     def read(pictures: Pictures) -> list[Stages]:
         batch = processor(images=list(pictures), return_tensors="pt")
@@ -207,52 +211,16 @@ def transformers_source(
         with enable("stock", library="transformers"):
             network(pixel_values=pixels, pixel_attention_mask=valid.long(), spatial_shapes=grid)
 
-    # Some of them may be another's than those of the folder's files.
-    words = (
-        f"transformers {version('transformers')} (patch_size {processor.patch_size}, max_num_patches "
-        f"{processor.max_num_patches}, {tower.config.num_attention_heads} attention heads)"
-    )
     return Source(
-        words=words,
+        words=f"transformers {version('transformers')}",
         read=read,
-        network=tower,
+        network=tower.eval(),
         names=SIGLIP2,
         call=call,
         model=model,
         max_patches=processor.max_num_patches,
         filter=Resampling(processor.resample).name.lower(),
     )
-
-
-def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
-    """transformers' Siglip2 image tower with the weights of timm's ``model``.
-
-    Args:
-        model: a NaFlexVit of SigLIP-2's design, with or without the head that pools.
-        config: transformers' settings; what they leave open follows from the model.
-
-    Raises:
-        RuntimeError: transformers has no Siglip2, or ``config`` is that of other weights.
-        ValueError: the model is no Siglip2 tower; counts and names the tensors.
-    """
-    weights = siglip2_weights(model)
-    settings: dict[str, Any] = dict(
-        hidden_size=model.embed_dim,
-        intermediate_size=model.blocks[0].mlp.fc1.out_features,
-        num_hidden_layers=len(model.blocks),
-        num_attention_heads=model.blocks[0].attn.num_heads,
-        num_patches=len(weights["embeddings.position_embedding.weight"]),
-        patch_size=model.embeds.patch_size[0],
-    )
-    settings |= config
-    settings["vision_use_head"] = model.attn_pool is not None
-    advice = "pip install -U transformers; config.json must be that of the weights"
-    with load_errors("transformers' tower", advice):
-        from transformers import Siglip2VisionConfig, Siglip2VisionModel
-
-        tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
-        tower.load_state_dict(weights)
-    return tower.eval()
 
 
 def siglip2_weights(model: Any) -> dict[str, Tensor]:
@@ -268,24 +236,3 @@ def siglip2_weights(model: Any) -> dict[str, Tensor]:
     own = model.state_dict()
     image_tower = {name: own[name] for name in own if not name.startswith("head.")}
     return to_transformers(image_tower)
-
-
-def build_processor(model: Any, max_patches: int | None = None, folder: Path | None = None) -> Any:
-    """transformers' image processor; with the settings of ``folder``, where it holds some.
-
-    Args:
-        model: a NaFlexVit, whose patches the processor has to make.
-        max_patches: most patches of a picture, whatever the folder says.
-        folder: where preprocessor_config.json may lie.
-
-    Raises:
-        OSError: the folder's file cannot be read.
-    """
-    from transformers import Siglip2ImageProcessor
-
-    processor = Siglip2ImageProcessor()
-    if folder and (folder / "preprocessor_config.json").is_file():
-        processor = Siglip2ImageProcessor.from_pretrained(folder)
-    processor.patch_size = model.embeds.patch_size[0]
-    processor.max_num_patches = max_patches or processor.max_num_patches
-    return processor

@@ -34,7 +34,6 @@ head.mlp.fc2.* = attn_pool.mlp.fc2.*
 """
 BLOCK = re.compile(r"(?:blocks|layers)\.(\d+)\.")
 POOLING = ("attn_pool.", "head.")  # the head that pools, which a tower may lack
-PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C)
 SHOWN = 3  # names of tensors that are missing, or are too many
 CELLS = "embeddings.position_embedding.weight"  # transformers' table, (n * n, C)
@@ -72,11 +71,6 @@ def to_transformers(tower: Tensors) -> dict[str, Any]:
         )
     result[CELLS] = result[CELLS].flatten(0, 2)
     return result
-
-
-def channels_first(patches: Any) -> Any:
-    """Patches (..., y * x * channel) in the order (..., channel * y * x), of three channels."""
-    return patches.unflatten(-1, (-1, 3)).mT.flatten(-2)
 
 
 def count_blocks(tower: Tensors) -> int:

@@ -8,7 +8,6 @@ import torch
 from tests.support.measured import GRIDS, batches, table_model
 from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
-from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.drift.report import rows
 from timm_naflex_fast.commands.measure.drift.survey import TIE, is_exact, same_nearest, survey
 from timm_naflex_fast.names import MODES
