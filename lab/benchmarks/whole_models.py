@@ -13,8 +13,9 @@ import torch
 
 from lab.benchmarks.pos_embed import WORKLOADS
 from lab.benchmarks.rows import Row, time_race
+from timm_naflex_fast import enable
 from timm_naflex_fast.commands.cli import main as cli
-from timm_naflex_fast.commands.measure.bench.model import chosen, make_step, random_batch
+from timm_naflex_fast.commands.measure.bench.model import make_step, random_batch
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.names import BASELINE
 
@@ -50,9 +51,9 @@ def races(model: str, names: Sequence[str], batch: int, rounds: int) -> Iterator
         yield [{**row, "about": about} for row in whole]
 
 
-def _ready(model: Any, work: Callable[[], None], mode: str, stack: ExitStack) -> Any:
+def _ready(model: Any, work: Callable[[], None], mode: Any, stack: ExitStack) -> Any:
     stack.close()  # ends the mode before
-    stack.enter_context(chosen(mode, model))
+    stack.enter_context(enable(mode, model=model))
     return work
 
 

@@ -36,7 +36,9 @@ ROOT = Path(__file__).parents[2]
 KIT = ROOT / "ports" / "kit"
 OUT = ROOT / "lab" / "results" / "recordings" / "agreement.json"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
-KIT_SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
+KIT_SIZES: dict[str, Any] = dict(
+    embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12)
+)
 
 
 def row(name: str, recording: Recording, ports: Sequence[Stages]) -> dict[str, Any]:

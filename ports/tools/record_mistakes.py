@@ -8,6 +8,7 @@ weights, on the original's pixels.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -22,7 +23,9 @@ from vit_ports.towers.siglip2 import SIGLIP2
 
 KIT = Path(__file__).parents[1] / "kit"
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
-SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
+SIZES: dict[str, Any] = dict(
+    embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12)
+)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ than float32 runs under autocast.
 import math
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....names import BASELINE
 from ....patching.install import enable
 from ..models import load_model
 from ..racing import Figures, in_new_processes, now, over_processes, race
@@ -32,22 +31,22 @@ Batch = dict[str, Tensor]
 Step = Callable[[Any, Batch], None]  # see ``make_step``
 
 
-def race_eager(model: Any, modes: Sequence[str], **work: Any) -> dict[str, Figures]:
+def race_eager(model: Any, modes: Sequence[Any], **work: Any) -> dict[str, Figures]:
     """Time ``ROUNDS`` steps in each mode, on one batch; ``work`` as in :func:`time_compiled`."""
     step = make_step(model, work["dtype"], work["phase"])
     batch = random_batches(model, work["lengths"], work["images"])[0]
 
     with ExitStack() as stack:
 
-        def ready(mode: str) -> Callable[[], None]:
+        def ready(mode: Any) -> Callable[[], None]:
             stack.close()  # ends the mode before
-            stack.enter_context(chosen(mode, model))
+            stack.enter_context(enable(mode, model=model))
             return partial(step, model, batch)
 
         return race({mode: partial(ready, mode) for mode in modes}, ROUNDS)
 
 
-def race_compiled(load: Callable[[], Any], modes: Sequence[str], **work: Any) -> dict[str, Figures]:
+def race_compiled(load: Callable[[], Any], modes: Sequence[Any], **work: Any) -> dict[str, Figures]:
     """Time the model that ``load`` returns as compiled in each mode, in processes of their own."""
     sides = {}
     for mode in modes:
@@ -58,7 +57,7 @@ def race_compiled(load: Callable[[], Any], modes: Sequence[str], **work: Any) ->
 
 def time_compiled(
     load: Callable[[], Any],
-    mode: str,
+    mode: Any,
     *,
     dtype: str,
     phase: str,
@@ -77,7 +76,7 @@ def time_compiled(
     step = make_step(model, dtype, phase)
     batches = random_batches(model, lengths, images)
     # What an earlier run has compiled would hide what compiling costs.
-    with chosen(mode, model), fresh_inductor_cache():
+    with enable(mode, model=model), fresh_inductor_cache():
         counts, seconds = count_graphs(model, batches, step, backend=backend)
     first, later = torch.tensor(seconds).chunk(2)
     return {
@@ -127,14 +126,6 @@ def load_on(device: str, *names: Any, **options: Any) -> Any:
     """The model of :func:`load_model`, on a device."""
     model, _ = load_model(*names, **options)
     return model.to(device)
-
-
-def chosen(mode: Any, model: Any) -> AbstractContextManager[Any]:
-    """Inside, the model computes in this mode; "stock": with nothing replaced."""
-    # timm's own time is that of timm alone: nothing of ours may be in place.
-    if mode == BASELINE:
-        return nullcontext()
-    return enable(mode, model=model)
 
 
 def random_batches(model: Any, lengths: Sequence[int], images: int) -> list[Batch]:
