@@ -44,7 +44,7 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, cap
     pytest.importorskip("jinja2")
     (photos / "broken.png").write_text("no image")
     options = (
-        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --batch-size 2 "
+        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 "
         f"--model-kwargs depth=1 embed_dim=48 num_heads=2 --images {photos} --out {tmp_path}/report"
     )
     with ran(*STRATEGY_NAMES):

@@ -47,7 +47,7 @@ WRONG = {
     "drift MODEL --out file.txt/folder": "file.txt/folder",
     "bench MODEL --modes plain-add": "invalid choice: 'plain-add' .*stock.*matmul",
     "drift MODEL --model-kwargs a": "invalid setting value: 'a'",
-    "drift MODEL --batch-size 0": "--batch-size: invalid positive value: '0'",
+    "bench MODEL --batch-size 0": "--batch-size: invalid positive value: '0'",
     "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
     "export MODEL --out no/m.pt2": "no/m.pt2 cannot be written: No such file or directory",
     "export MODEL --out \udcff.onnx": "the path of --out must be UTF-8.* got \\\\udcff.onnx",

@@ -69,12 +69,11 @@ def run(*arguments, launch=RUN, env=(), given="", cwd=None):
     return done.returncode, done.stdout, err
 
 
-@pytest.mark.parametrize(("script", "status"), [("-m package.tool", 7), ("fails.py", 1)])
+@pytest.mark.parametrize(("script", "status"), [("tool.py", 7), ("fails.py", 1)])
 def test_a_script_runs_as_python_runs_it(script, status, tmp_path):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "tool.py").write_text(SCRIPT)
+    (tmp_path / "tool.py").write_text(SCRIPT)
     (tmp_path / "fails.py").write_text(SCRIPT.replace("sys.exit(7)", "fails()"))
-    command = [*script.split(), "--", "-h", "--mode", "mine", "--"]
+    command = [script, "--", "-h", "--mode", "mine", "--"]
     code, out, err = run(*command, launch=[], cwd=tmp_path)
     assert (code, out.count("\n")) == (status, 2)
     ours = run("--mode", "stock", *command, cwd=tmp_path)

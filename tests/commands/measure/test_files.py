@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import pytest
 from PIL import Image
 
-from timm_naflex_fast import __version__
 from timm_naflex_fast.commands.measure import output
 from timm_naflex_fast.commands.measure.images import image_sources, read
 from timm_naflex_fast.text_table import table
@@ -25,22 +24,6 @@ def test_what_cannot_be_read_is_skipped_and_named_in_one_line(tmp_path):
     assert names == ["bad.tif", "a\\n\\x1b[2J\\udcff.png"]
     with pytest.raises(ValueError, match=r"none of the images can be read: bad\.tif: TypeError"):
         list(read([damaged], []))
-
-
-def test_the_commit_and_the_last_change_of_the_code_or_the_release(monkeypatch):
-    said = {"describe": "abc1234+", "log": "def5678"}
-    monkeypatch.setattr(output, "_git", lambda word, *words: said[word])
-    assert output.code_version() == {"commit": "abc1234+", "code_last_changed_in": "def5678"}
-    said["log"] = ""  # no git, or an installed package in somebody's folder
-    assert output.code_version() == {"commit": f"release {__version__}"}
-
-
-def test_to_ask_whether_a_file_can_be_written_changes_nothing(tmp_path):
-    old = tmp_path / "old.json"
-    old.write_text("kept")
-    for file in (old, tmp_path / "new.json"):
-        output.check_writable(file)
-    assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
 
 
 @pytest.mark.parametrize(

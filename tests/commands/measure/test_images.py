@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
-import timm
-import torch
 from PIL import ExifTags, Image, ImageOps
 
-from tests.support.tiny_siglip2 import FAMILY
-from timm_naflex_fast.commands.measure.images import eval_settings
-from timm_naflex_fast.pictures import convert, patches_of
+from timm_naflex_fast.pictures import convert
 
 RAMP = np.arange(24 * 40).reshape(24, 40) % 256  # all gray values, wider than high
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
@@ -52,16 +48,3 @@ def test_a_photo_is_turned_upright(suffix, tmp_path):
 def test_damaged_exif_data_turn_nothing(data, tmp_path):
     Image.fromarray(RAMP.astype(np.uint8)).save(tmp_path / "a.jpg", exif=data)
     assert convert(Image.open(tmp_path / "a.jpg"), "L").size == (40, 24)
-
-
-def test_each_setting_of_the_model_that_makes_patches_is_followed():
-    """tests/test_pictures.py has the size, the order and the colours of a patch."""
-    own = dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), interpolation="nearest")
-    overlay = own | {"crop_pct": 0.5}  # NaFlex crops nothing
-    model = timm.create_model(FAMILY, depth=1, embed_dim=24, pretrained_cfg_overlay=overlay)
-    transform = timm.data.create_transform(
-        224, naflex=True, patchify=True, patch_size=(16, 16), max_seq_len=16, **own
-    )
-    picture = Image.fromarray(NOISE)
-    made = patches_of([picture], eval_settings(model, 16))
-    assert torch.equal(made["patches"][made["patch_valid"]], transform(picture)["patches"])

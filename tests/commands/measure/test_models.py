@@ -53,8 +53,7 @@ def of_another_library(state):
 # And what is said of it.
 CHANGES = {
     one_more: r'NaFlexVit: Unexpected key\(s\) in state_dict: "teacher"\.',
-    of_another_library: r'Missing key\(s\) in state_dict: "blocks.0.norm1.weight", ("[^"]+", ){2}\.\.\.\. '
-    r'Unexpected key\(s\) in state_dict: "layers.0.norm1.bias", ',
+    of_another_library: r'Missing key\(s\) in state_dict: "blocks.0.norm1.weight", ("[^"]+", ){2}\.\.\.\. ',
 }
 
 
@@ -96,22 +95,19 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, prefix, classes, tmp_path
 def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, tmp_path):
     file = tmp_path / "last.safetensors"
     save_file(change(trained(num_classes=5).state_dict()), file)
-    # With a new head, timm itself is not strict.
     with pytest.raises(
         RuntimeError, match=f"{CHANGES[change]}.*--checkpoint FILE takes timm's own weights"
     ):
-        load_model(NAME, file, num_classes=3, **SMALL)
+        load_model(NAME, file, **SMALL)
 
 
-def test_what_timm_converts_counts_as_used_and_a_new_head_is_made(tmp_path):
+def test_what_timm_converts_counts_as_used(tmp_path):
     classic = timm.create_model(NAME, **SMALL)  # a 3-D table, a kernel of a convolution
     file = tmp_path / "classic.pth"
     torch.save(classic.state_dict(), file)
 
-    model, words = load_model(NAME, file, num_classes=3, **SMALL)
+    model, _ = load_model(NAME, file, **SMALL)
     assert torch.equal(model.embeds.pos_embed.flatten(1, 2), classic.pos_embed[:, -196:])
-    assert model.num_classes == 3
-    assert words == "file classic.pth"
 
 
 @pytest.mark.parametrize("name", NO_WEIGHTS)
@@ -151,19 +147,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     with pytest.raises(RuntimeError, match=r"no route to the hub.*--checkpoint FILE"):
         load_model(HUB)
     ask.assert_called_once()
-
-
-def test_weights_in_the_hubs_cache_need_no_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    cached = tmp_path / "models--timm--naflexvit_base_patch16_siglip.v2_webli"
-    (cached / "snapshots" / "abc").mkdir(parents=True)
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
-    no_hub = Mock(side_effect=huggingface_hub.errors.OfflineModeIsEnabled)
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", no_hub)
-    monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("timm was asked")))
-    with pytest.raises(RuntimeError, match="timm was asked"):
-        load_model(HUB)
 
 
 def test_random_weights_are_seeded():

@@ -45,14 +45,3 @@ def test_each_side_runs_in_new_processes(monkeypatch):
     monkeypatch.setattr(racing, "PROCESSES", 2)
     found = racing.in_new_processes({"a": os.getpid, "b": os.getpid})
     assert len({*found["a"], *found["b"], os.getpid()}) == 5
-
-
-def test_of_several_processes_the_range_of_their_medians_is_told():
-    runs = [{"median_ms": ms, "graphs": 2} for ms in (3.0, 1.0, 9.0)]
-    assert racing.over_processes(runs) == {
-        "processes": 3,
-        "lowest_ms": 1.0,
-        "highest_ms": 9.0,
-        "median_ms": 3.0,
-        "graphs": 2,
-    }

@@ -11,17 +11,9 @@ FILE = {"size": 1, "blob_id": "0"}  # as the hub's client writes it down
 REVISIONS = [f"snapshots/{name}/model.safetensors" for name in ("other", "right")]
 # The files of a folder, of which the last one is taken.
 TAKEN = {
-    "a variant": ["model.fp16.safetensors"],
     "a name of its own": ["siglip2_base.safetensors"],
-    "beside what a trainer writes": [
-        "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-        "training_args.bin",
-        "weights.pt",
-    ],
+    "beside what a trainer writes": ["optimizer.pt", "training_args.bin", "model.fp16.safetensors"],
     "shards with their index": [*SHARDS, "model.safetensors.index.fp16.json"],
-    "a shard that is the whole": ["model-00001-of-00001.safetensors"],
 }
 # Files of a folder, of which none is taken, and what is said.
 REFUSED = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...names import BASELINE, MODES
 from ...text_table import table
-from ..measure.models import add_model_arguments
+from ..measure.models import add_model_arguments, load_model
 from ..measure.output import positive, provenance
 from .checks import announce, check_device, check_model_options
 
@@ -81,8 +81,7 @@ def bench(options: argparse.Namespace) -> int:
     from ..measure.bench import model as whole
 
     load = partial(
-        whole.load_on,
-        options.device,
+        load_model,
         options.model,
         options.checkpoint,
         random_weights=not options.checkpoint,
@@ -93,20 +92,20 @@ def bench(options: argparse.Namespace) -> int:
         race = partial(whole.race_compiled, load, options.modes)
         together = [options.max_seq_len]
     else:
-        race = partial(whole.race_eager, load(), options.modes)
+        model, _ = load()
+        race = partial(whole.race_eager, model, options.modes)
         together = [[length] for length in options.max_seq_len]
     rows: list[dict[str, Any]] = []
     # Whatever stops a race, the rows of those before it are kept.
     options.figures.update(provenance(options.command), rows=rows)
     for lengths, phase in product(together, options.phase):
-        found = race(lengths=lengths, images=options.batch_size, dtype=options.dtype, phase=phase)
+        work = {"phase": phase, "dtype": options.dtype, "device": options.device}
+        found = race(lengths=lengths, images=options.batch_size, **work)
         facts = {
             "model": options.model,
             "workload": " ".join(f"siglip-{length}" for length in lengths),
-            "phase": phase,
             "batch": options.batch_size,
-            "dtype": options.dtype,
-            "device": options.device,
+            **work,
         }
         print(TITLE.format(**facts))
         _print(found)

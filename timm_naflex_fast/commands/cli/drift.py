@@ -11,6 +11,8 @@ from ..measure.models import add_model_arguments
 from ..measure.output import marked, positive, printable, provenance, require
 from .checks import announce_skipped, check_model_options, load_as_chosen
 
+BATCH = 16  # images
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options with which a model, its weights, images and what to measure are chosen."""
@@ -27,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=256,
         help="most patches per image (256)",
     )
-    add("--batch-size", type=positive, default=16, help="images per batch (16)")
     add("--json", metavar="FILE", help="also write the figures there; -: to stdout")
     add("--out", metavar="DIR", help="also write report.json and report.html there")
 
@@ -52,7 +53,7 @@ def drift(options: argparse.Namespace) -> int:
     model, weights = load_as_chosen(options)
     settings = images.eval_settings(model, options.max_seq_len)
     skipped: list[str] = []
-    batches = images.naflex_batches(sources, settings, options.batch_size, skipped)
+    batches = images.naflex_batches(sources, settings, BATCH, skipped)
     measure_and_show(model, batches, len(sources), options, weights, source, skipped)
     return 0
 

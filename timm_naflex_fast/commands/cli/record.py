@@ -1,10 +1,8 @@
 """``naflex-fast record``: its options, and the way from a model and pictures to a recording."""
 
 import argparse
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ...names import BASELINE, MODES
 from ..measure import images
@@ -19,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the folder of the recording")
-    add("--force", action="store_true", help="replace the folder if it is there")
     add("--images", metavar="DIR", help="folder of images (5 of scikit-image's photos)")
     add(
         "--pixels-of",
@@ -55,7 +52,7 @@ def record(options: argparse.Namespace) -> int:
     Raises:
         ValueError: no model or no images, options that do not go together, a folder that is no
             recording, or another tower than SigLIP-2's.
-        FileExistsError: the folder is there, and no ``--force``.
+        FileExistsError: the folder is there.
         RuntimeError: the weights cannot be loaded; vit_ports or transformers is not installed.
     """
     out = Path(options.out)
@@ -69,7 +66,7 @@ def record(options: argparse.Namespace) -> int:
     if options.pixels_of:
         other = read_recording(Path(options.pixels_of))
         options.max_seq_len = other.about["max_patches"]
-        sources = recorded_pictures(options.pixels_of, other)
+        sources = images.image_sources(Path(options.pixels_of, "pictures"))
     elif options.images:
         sources = images.image_sources(options.images)
     else:
@@ -86,9 +83,11 @@ def record(options: argparse.Namespace) -> int:
         folder = find_weights(options.checkpoint).parent
         source = transformers_source(model, options.max_seq_len, folder)
     names, pictures = zip(*images.read(sources, skipped))
-    if other and skipped:
-        raise ValueError(f"not readable as images: {'; '.join(skipped)}")
     announce_skipped(skipped)
+    if other:
+        names = tuple(picture["name"] for picture in other.about["pictures"])
+        if len(names) != len(pictures):
+            raise ValueError(f"{options.pixels_of} has {len(pictures)} of {len(names)} pictures")
     about = {
         "written_by": {
             "program": "naflex-fast record",
@@ -118,9 +117,8 @@ def check(options: argparse.Namespace, out: Path) -> None:
             "record needs vit_ports, which is in this repository: pip install . ./ports"
         )
     check_model_options(options)
-    is_recording = (out / "recording.json").is_file()
-    if out.exists() and not (options.force and is_recording):
-        raise FileExistsError(f"{out} is there already; --force replaces recordings alone")
+    if out.exists():
+        raise FileExistsError(f"{out} is there already")
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     if options.pixels_of and (options.images or options.interpolation or options.max_seq_len):
         raise ValueError("--pixels-of goes without --images, --interpolation and --max-seq-len")
@@ -132,20 +130,3 @@ def check(options: argparse.Namespace, out: Path) -> None:
             raise ValueError(
                 "--library transformers needs --checkpoint: its settings lie beside it"
             )
-
-
-def recorded_pictures(folder: str, recording: Any) -> list[images.Source]:
-    """Name and opener of each picture of a recording.
-
-    Raises:
-        ValueError: a picture is not there.
-    """
-    from PIL import Image
-
-    sources: list[images.Source] = []
-    for picture in recording.about["pictures"]:
-        file = Path(folder, picture["file"])
-        if not file.is_file():
-            raise ValueError(f"there is no picture {file}")
-        sources.append((picture["name"], partial(Image.open, file)))
-    return sources

@@ -47,17 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to patch (timm); repeat it for several",
     )
     parser.add_argument(
-        "-m",
-        "--module",
-        action="store_true",
-        help="SCRIPT is the name of a module, as in python -m",
-    )
-    parser.add_argument(
         "script",
         metavar="SCRIPT",
         nargs=argparse.PARSER,
-        help="what python runs (a file, a folder, a zip, or -) or a command (torchrun), then its "
-        "words",
+        help="what python runs (a file, a folder, a zip, or -) or a command (torchrun; python, for "
+        "python -m), then its words",
     )
 
 
@@ -74,7 +68,7 @@ def run(options: argparse.Namespace) -> NoReturn:
     # What a library does not have is told here, once, and not in each of the script's processes.
     flags = dict(mode=check_name("--mode", options.mode, valid), strict=options.strict)
     script, *words = options.script
-    start = [sys.executable, "-m", script] if options.module else _start_of(script)
+    start = _start_of(script)
     # A command may be a launcher, as torchrun, which has nothing to say of itself.
     speaks = start[0] == sys.executable
     wanted = json.dumps(dict(flags=flags, libraries=libraries, first=True, speaks=speaks))

@@ -105,8 +105,7 @@ def load_model(
     Raises:
         ValueError: timm does not know the name.
         RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot
-            be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
-            them, or the model does not use one of their tensors (of Google's file: those that timm
+            be loaded, or a parameter is not in them, or the model does not use one of their tensors (of Google's file: those that timm
             looks for); says how to give them.
     """
     check_model(name)
@@ -120,7 +119,7 @@ def load_model(
     if checkpoint is not None:
         what = f"the checkpoint {checkpoint}"
     with load_errors(what):
-        torch.manual_seed(0)  # also for a head that is not in the weights
+        torch.manual_seed(0)
         if checkpoint is not None:
             file = find_weights(checkpoint)
             model = _with_file(name, file, more)
@@ -148,13 +147,9 @@ def _with_file(name: str, file: Path, given: dict[str, Any]) -> Any:
         model.load_pretrained(str(file))
         return model
     tensors = read_checkpoint(file)
-    # First with the file's own head, so that all of it has to fit.
-    own = len(tensors.get("head.weight", ()))
-    model = timm.create_model(name, **given | {"num_classes": own})
+    classes = len(tensors.get("head.weight", ()))
+    model = timm.create_model(name, **{"num_classes": classes, **given})
     model.load_state_dict(checkpoint_filter_fn(tensors, model))
-    classes = given.get("num_classes", own)
-    if classes != own:
-        model.reset_classifier(classes)
     return model
 
 

@@ -5,6 +5,7 @@ transformers has a projection each for query, key and value.
 
 import math
 import re
+from collections.abc import Set
 from itertools import chain, product
 from typing import Any
 
@@ -73,16 +74,6 @@ def to_transformers(tower: Tensors) -> dict[str, Any]:
     return result
 
 
-def count_blocks(tower: Tensors) -> int:
-    """How many blocks there are, under the names of either library."""
-    return len(set(BLOCK.findall(" ".join(tower))))
-
-
-def has_pooling(tower: Tensors) -> bool:
-    """Whether a tower has the head that pools."""
-    return any(name.startswith(POOLING) for name in tower)
-
-
 def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     """transformers' tensors under timm's names, or ``back``.
 
@@ -91,23 +82,22 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
     """
     import torch
 
-    mapping = TOWER + HEAD if has_pooling(tower) else TOWER
+    mapping = TOWER
+    if any(name.startswith(POOLING) for name in tower):
+        mapping += HEAD
+    blocks = {int(block) for block in BLOCK.findall(" ".join(tower))}
     pairs = {}
-    for kind, block in product(("weight", "bias"), range(count_blocks(tower))):
+    for kind, block in product(("weight", "bias"), blocks):
         for line in mapping.replace("*", kind).replace("#", str(block)).splitlines():
             old, new = [tuple(names.split()) for names in line.split(" = ")]
             if back:
                 old, new = new, old
             pairs[old] = new
     known = set(chain.from_iterable(pairs))
-    differences = {"lacks": known - tower.keys(), "also has": tower.keys() - known}
-    said = []
-    for words, names in differences.items():
-        if names:
-            first = ", ".join(sorted(names)[:SHOWN])
-            said.append(f"it {words} {first}{' ...' if len(names) > SHOWN else ''} ({len(names)})")
-    if said:
-        raise ValueError(f"no NaFlex tower of SigLIP-2: {'; '.join(said)}")
+    if known != tower.keys():
+        lacks = _in_words(known - tower.keys())
+        has = _in_words(tower.keys() - known)
+        raise ValueError(f"no NaFlex tower of SigLIP-2: it lacks {lacks}; it also has {has}")
     result: dict[str, Any] = {}
     for old_names, new_names in pairs.items():
         whole = torch.cat([tower[name] for name in old_names])
@@ -116,3 +106,10 @@ def _renamed(tower: Tensors, *, back: bool = False) -> dict[str, Any]:
         ends = [third, 2 * third][: len(new_names) - 1]
         result |= zip(new_names, whole.tensor_split(ends))
     return result
+
+
+def _in_words(names: Set[str]) -> str:
+    """The first names, and how many there are."""
+    if not names:
+        return "none"
+    return f"{', '.join(sorted(names)[:SHOWN])} ({len(names)})"

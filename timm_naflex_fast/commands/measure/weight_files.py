@@ -5,35 +5,22 @@ Nothing is fetched, and nothing but tensors is ever read: a pickle can run any c
 
 import argparse
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 Tensors = Mapping[str, Any]  # by their names
 
-# What a folder may hold, in the order in which it is looked for: first what libraries write. Then
-# variants ("model.fp16.safetensors", also in shards), and names that somebody else chose; but not
-# what a trainer writes beside the weights.
-FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "open_clip_model.safetensors",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "open_clip_pytorch_model.bin",
-    r".*\.index\..*json",
-    r".*\.safetensors",
-    r"(?!optimizer|scheduler|scaler|rng_state|training_args).*\.(npz|bin|pth|pt|ckpt|tar)",
-)
+# What a folder may hold, in the order in which it is looked for.
+FILES = ("*.index*.json", "*.safetensors", "*.bin", "*.npz", "*.pth", "*.pt", "*.ckpt", "*.tar")
 
 
 def find_weights(path: str | Path) -> Path:
     """The file of weights that ``path`` means.
 
     Args:
-        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; a folder
-            of the hub's cache, or OWNER/NAME of a model in it.
+        path: the file itself, or an index of shards; a folder that holds one of ``FILES``; or
+            OWNER/NAME of a model in the hub's cache.
 
     Raises:
         ValueError: there is none, or there are several.
@@ -52,15 +39,13 @@ def find_weights(path: str | Path) -> Path:
             ) from error
     if named.is_file():
         return named
-    # The hub's cache has a folder for each revision.
-    files = sorted([*named.glob("*"), *named.glob("snapshots/*/*")])
     for pattern in FILES:
-        found = [file for file in files if re.fullmatch(pattern, file.name)]
+        found = sorted(named.glob(pattern))
         if found:
             break
     if len(found) == 1:
         return found[0]
-    names = ", ".join(str(file.relative_to(named)) for file in found)
+    names = ", ".join(file.name for file in found)
     raise ValueError(f"the folder {named} must hold one file of weights; found: {names or 'none'}")
 
 

@@ -14,24 +14,23 @@ MOVED = {"embed_rel_rms": 0.12, "embed_roundings": 9}
 SHRUNK = {"shrink": 2.0, "resampled": True}
 ENLARGED = {"shrink": 0.5, "resampled": True}
 OWN = {"shrink": 1.0, "resampled": False}
-# Grids, figures, and the answer behind the number of images.
+# Grids, figures, and the answers.
 HEADLINES = [
     (
         [SHRUNK],
         dict(grid_sample=MOVED, matmul=EXACT),
-        " timm's result, but for rounding, came from ✓ `matmul`; another result came from ✗ `grid_sample` (tokens off "
-        "by 12.00 %, RMS)",
+        "`matmul` ✓ but for rounding; `grid_sample` ✗ no (tokens off by 12.00 %, RMS)",
     ),
     (
         [OWN],
         dict(matmul=EXACT),
-        " no answer for `matmul` (every image has the table's own grid, so nothing was resampled)",
+        "`matmul` no answer (every image has the table's own grid, so nothing was resampled)",
     ),
     (
         [OWN, ENLARGED],
         dict(matmul=EXACT, grid_sample=EXACT),
-        " timm's result, but for rounding, came from ✓ `matmul`; no answer for `grid_sample` (no image has a grid "
-        "smaller than the table, where it does not antialias)",
+        "`matmul` ✓ but for rounding; `grid_sample` no answer (no image has a grid smaller than the table, where it "
+        "does not antialias)",
     ),
 ]
 
@@ -41,7 +40,7 @@ def test_the_headline_says_on_how_many_images_and_gives_no_answer_that_they_do_n
     grids, figures, says
 ):
     found = {"images": 4000, "drift": {"stock": EXACT, **figures}, "grids": grids}
-    assert headline(found) == f"On 4,000 images{says}"
+    assert headline(found) == f"Timm's result on 4,000 images? {says}"
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +83,8 @@ def test_the_page_holds_the_cells_of_the_terminal(written, measured):
 def test_what_users_named_is_text_and_no_markup_and_the_title_fits_on_a_phone(written):
     page = written
     assert (
-        "On 8 images timm&#39;s result, but for rounding, came from ✓ <code>matmul</code>, "
-        "<code>interpolate_cached</code>; another result came from ✗ <code>grid_sample</code>"
-        in page
+        "Timm&#39;s result on 8 images? <code>matmul</code> ✓ but for rounding; <code>interpolate_cached</code> ✓ but for "
+        "rounding; <code>grid_sample</code> ✗ no" in page
     )
     assert "tiny &lt;vit&gt;" in page and "<vit>" not in page
     assert "a.png: &lt;no&gt;" in page and "<dd>8 (noise)</dd>" in page

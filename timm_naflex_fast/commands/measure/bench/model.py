@@ -21,18 +21,19 @@ import torch
 from torch import Tensor
 
 from ....patching.install import enable
-from ..models import load_model
 from ..racing import Figures, in_new_processes, now, over_processes, race
 from .workloads import Grid, coordinates, siglip_grids
 
 BACKEND = "inductor"
 ROUNDS = 10
 Batch = dict[str, Tensor]
+Load = Callable[[], tuple[Any, str]]  # ``load_model`` with its arguments
 Step = Callable[[Any, Batch], None]  # see ``make_step``
 
 
 def race_eager(model: Any, modes: Sequence[Any], **work: Any) -> dict[str, Figures]:
     """Time ``ROUNDS`` steps in each mode, on one batch; ``work`` as in :func:`time_compiled`."""
+    model.to(work["device"])
     step = make_step(model, work["dtype"], work["phase"])
     batch = random_batches(model, work["lengths"], work["images"])[0]
 
@@ -46,7 +47,7 @@ def race_eager(model: Any, modes: Sequence[Any], **work: Any) -> dict[str, Figur
         return race({mode: partial(ready, mode) for mode in modes}, ROUNDS)
 
 
-def race_compiled(load: Callable[[], Any], modes: Sequence[Any], **work: Any) -> dict[str, Figures]:
+def race_compiled(load: Load, modes: Sequence[Any], **work: Any) -> dict[str, Figures]:
     """Time the model that ``load`` returns as compiled in each mode, in processes of their own."""
     sides = {}
     for mode in modes:
@@ -56,9 +57,10 @@ def race_compiled(load: Callable[[], Any], modes: Sequence[Any], **work: Any) ->
 
 
 def time_compiled(
-    load: Callable[[], Any],
+    load: Load,
     mode: Any,
     *,
+    device: str,
     dtype: str,
     phase: str,
     lengths: Sequence[int],
@@ -72,7 +74,8 @@ def time_compiled(
     """
     from torch._inductor.utils import fresh_inductor_cache
 
-    model = load()
+    model, _ = load()
+    model.to(device)
     step = make_step(model, dtype, phase)
     batches = random_batches(model, lengths, images)
     # What an earlier run has compiled would hide what compiling costs.
@@ -120,12 +123,6 @@ def count_graphs(
         "breaks": sum(counters["graph_break"].values()),
         "graphs after the first batch": graphs[-1] - graphs[0],
     }, seconds
-
-
-def load_on(device: str, *names: Any, **options: Any) -> Any:
-    """The model of :func:`load_model`, on a device."""
-    model, _ = load_model(*names, **options)
-    return model.to(device)
 
 
 def random_batches(model: Any, lengths: Sequence[int], images: int) -> list[Batch]:

@@ -16,15 +16,10 @@ HEADINGS = {
     "agreement": "same class",
     "accuracy": "accuracy",
 }
-# The verdicts on a mode, and how each goes on in the sentence of the answer.
+# The verdicts on a mode.
 EQUAL = "✓ but for rounding"
 DIFFERENT = "✗ no"
 UNKNOWN = "no answer"
-SENTENCE = {
-    EQUAL: "timm's result, but for rounding, came from ✓",
-    DIFFERENT: "another result came from ✗",
-    UNKNOWN: "no answer for",
-}
 # The other columns are shares.
 NUMBERS = ("embed_max_abs", "pooled_cosine_distance")
 
@@ -34,21 +29,19 @@ def headline(survey: Survey) -> str:
 
     Of a mode that these images cannot tell, no answer is given, but the reason.
     """
-    said: dict[str, list[str]] = {word: [] for word in SENTENCE}
+    said = []
     for name in STRATEGY_NAMES:
         if name not in survey["drift"]:
             continue
-        word = verdict(survey, name)
-        why = ""
-        if word == DIFFERENT:
+        answer = verdict(survey, name)
+        if answer == DIFFERENT:
             off = percent(survey["drift"][name]["embed_rel_rms"])
-            why = f" (tokens off by {off}, RMS)"
-        elif word == UNKNOWN:
-            why = f" ({why_unknown(survey, name)})"
-        said[word].append(f"`{name}`{why}")
-    parts = [f"{SENTENCE[word]} {', '.join(names)}" for word, names in said.items() if names]
+            answer += f" (tokens off by {off}, RMS)"
+        elif answer == UNKNOWN:
+            answer += f" ({why_unknown(survey, name)})"
+        said.append(f"`{name}` {answer}")
     plural = "s" * (survey["images"] > 1)
-    return f"On {survey['images']:,} image{plural} {'; '.join(parts)}"
+    return f"Timm's result on {survey['images']:,} image{plural}? {'; '.join(said)}"
 
 
 def verdict(survey: Survey, name: str) -> str:
