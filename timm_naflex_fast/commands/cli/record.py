@@ -17,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the folder of the recording")
-    add("--images", metavar="DIR", help="folder of images (5 of scikit-image's photos)")
-    add(
+    pictures = parser.add_mutually_exclusive_group(required=True)
+    pictures.add_argument("--images", metavar="DIR", help="folder of images")
+    pictures.add_argument(
         "--pixels-of",
         metavar="DIR",
         help="go on from the grids and pixels of this recording, in place of --images: two towers "
@@ -50,7 +51,7 @@ def record(options: argparse.Namespace) -> int:
     """Write a recording of a named model on images.
 
     Raises:
-        ValueError: no model or no images, options that do not go together, a folder that is no
+        ValueError: no model, options that do not go together, a folder that is no
             recording, or another tower than SigLIP-2's.
         FileExistsError: the folder is there.
         RuntimeError: the weights cannot be loaded; vit_ports or transformers is not installed.
@@ -67,10 +68,8 @@ def record(options: argparse.Namespace) -> int:
         other = read_recording(Path(options.pixels_of))
         options.max_seq_len = other.about["max_patches"]
         sources = images.image_sources(Path(options.pixels_of, "pictures"))
-    elif options.images:
-        sources = images.image_sources(options.images)
     else:
-        sources = images.photos()[::6]  # each photo once, in another shape
+        sources = images.image_sources(options.images)
     model, weights = load_as_chosen(options)
     from ..measure.pipelines import siglip2_weights, timm_source, transformers_source
     from ..measure.record import make_recording
@@ -120,8 +119,8 @@ def check(options: argparse.Namespace, out: Path) -> None:
     if out.exists():
         raise FileExistsError(f"{out} is there already")
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
-    if options.pixels_of and (options.images or options.interpolation or options.max_seq_len):
-        raise ValueError("--pixels-of goes without --images, --interpolation and --max-seq-len")
+    if options.pixels_of and (options.interpolation or options.max_seq_len):
+        raise ValueError("--pixels-of goes without --interpolation and --max-seq-len")
     if options.library == "transformers":
         if options.interpolation:
             raise ValueError("--interpolation goes with --library timm")

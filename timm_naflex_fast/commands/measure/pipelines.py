@@ -50,27 +50,35 @@ class Source:
 
     Attributes:
         words: which pipeline it is, and its settings.
-        read: from pictures to the grid and the pixels of each.
+        read_one: from a picture to its grid (h, w), and its pixels (h * w, y * x * channel).
         network: the library's tower, in eval mode.
         names: the stages that end with a module, by the module's name.
-        call: calls the network, or a copy, with a picture: its grid (1, 2), its pixels
-            (1, N, y * x * channel), row by row and then padding, and where they are no padding (1, N).
+        call: calls the network, or a copy, with a picture: its grid (1, 2), and its pixels
+            (1, h * w, y * x * channel), row by row.
         model: the timm NaFlexVit that holds the weights.
         max_patches: most patches of a picture.
         filter: of the resize of pictures.
     """
 
     words: str
-    read: Callable[[Pictures], list[Stages]]
+    read_one: Callable[[Any], tuple[Tensor, Tensor]]
     network: Any
     names: Mapping[str, str]
-    call: Callable[[Any, Tensor, Tensor, Tensor], None]
+    call: Callable[[Any, Tensor, Tensor], None]
     model: Any
     max_patches: int
     filter: str
 
+    def read(self, pictures: Pictures) -> list[Stages]:
+        """The grid and the pixels of each picture."""
+        found = []
+        for picture in pictures:
+            grid, pixels = self.read_one(picture)
+            found.append({"grid": grid.int().numpy(), "pixels": pixels.numpy()})
+        return found
+
     def tower(self, given: Sequence[Stages], precision: str = "float32") -> list[Stages]:
-        """All stages of each picture, from its grid and pixels.
+        """All stages of each picture alone, from its grid and pixels.
 
         The tower computes in a precision; or in float32 with weights of 8 bits ("int8_by_row").
         """
@@ -89,17 +97,12 @@ class Source:
         made = []
         for own in progress(f"pictures, {precision}", given):
             grid = torch.tensor(own["grid"], dtype=torch.long)
-            valid = torch.arange(self.max_patches) < grid.prod()
-            pixels = torch.zeros(len(valid), own["pixels"].shape[1], dtype=dtype)
-            pixels[valid] = torch.tensor(own["pixels"], dtype=dtype)
+            pixels = torch.tensor(own["pixels"], dtype=dtype)
             with recorded(modules) as found, torch.inference_mode():
-                self.call(network, grid[None], pixels[None], valid[None])
-            stages = {"grid": own["grid"], "pixels": pixels[valid].float().numpy()}
+                self.call(network, grid[None], pixels[None])
+            stages = {"grid": own["grid"], "pixels": pixels.float().numpy()}
             for stage, tensor in found.items():
-                one = tensor[0].float()
-                if stage != "pooled":
-                    one = one[valid]  # (N, C) -> (h * w, C)
-                stages[stage] = one.numpy()
+                stages[stage] = tensor[0].float().numpy()  # (h * w, C), or (D,)
             made.append(stages)
         return made
 
@@ -151,22 +154,18 @@ def timm_source(
     settings = eval_settings(model, max_patches, interpolation)
     prepare = transform_of(settings)
 
-    def read(pictures: Pictures) -> list[Stages]:
-        found = []
-        for picture in pictures:
-            sample = prepare(picture)
-            grid = sample["patch_coord"].amax(0) + 1
-            found.append({"grid": grid.int().numpy(), "pixels": sample["patches"].numpy()})
-        return found
+    def read(picture: Any) -> tuple[Tensor, Tensor]:
+        sample = prepare(picture)
+        return sample["patch_coord"].amax(0) + 1, sample["patches"]
 
-    def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
-        coord = coordinates(grid.tolist(), valid.shape[1])
+    def call(network: Any, grid: Tensor, pixels: Tensor) -> None:
+        coord = coordinates(grid.tolist())
         with enable("stock", pos_embed=mode, model=network):
-            network({"patches": pixels, "patch_coord": coord, "patch_valid": valid})
+            network(pixels, coord, torch.ones(coord.shape[:2], dtype=torch.bool))
 
     return Source(
         words=f"timm, {mode}",
-        read=read,
+        read_one=read,
         network=model,
         names=TIMM,
         call=call,
@@ -199,21 +198,18 @@ def transformers_source(model: Any, max_patches: int | None, folder: Path) -> So
         tower.load_state_dict(weights)
     processor.max_num_patches = max_patches or processor.max_num_patches
 
-    def read(pictures: Pictures) -> list[Stages]:
-        batch = processor(images=list(pictures), return_tensors="pt")
-        found = []
-        for grid, pixels in zip(batch["spatial_shapes"], batch["pixel_values"]):
-            own = pixels[: grid.prod()]
-            found.append({"grid": grid.int().numpy(), "pixels": own.numpy()})
-        return found
+    def read(picture: Any) -> tuple[Tensor, Tensor]:
+        batch = processor(images=[picture], return_tensors="pt")
+        (grid,) = batch["spatial_shapes"]
+        return grid, batch["pixel_values"][0, : grid.prod()]
 
-    def call(network: Any, grid: Tensor, pixels: Tensor, valid: Tensor) -> None:
+    def call(network: Any, grid: Tensor, pixels: Tensor) -> None:
         with enable("stock", library="transformers"):
-            network(pixel_values=pixels, pixel_attention_mask=valid.long(), spatial_shapes=grid)
+            network(pixels, torch.ones(pixels.shape[:2], dtype=torch.long), grid)
 
     return Source(
         words=f"transformers {version('transformers')}",
-        read=read,
+        read_one=read,
         network=tower.eval(),
         names=SIGLIP2,
         call=call,

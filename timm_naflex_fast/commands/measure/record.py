@@ -13,7 +13,7 @@ from vit_ports.format import VERSION, Array, Recording
 from vit_ports.limits import with_limits
 from vit_ports.towers.siglip2 import SIGLIP2
 
-from .pipelines import Pictures, Source
+from .pipelines import Pictures, Source, Stages
 
 
 def make_recording(
@@ -38,7 +38,7 @@ def make_recording(
     embeds = source.model.embeds
     patch_size = embeds.patch_size[0]
     if other is None:
-        given = source.read(pictures)
+        given: Sequence[Stages] = source.read(pictures)
         # Pixels are (byte / 255 - mean) / std: what is made of black and of white tells both.
         ends = source.read([Image.new("RGB", (64, 64), colour) for colour in ("black", "white")])
         black, white = (own["pixels"][0, :3].astype(np.float64) for own in ends)
@@ -48,9 +48,7 @@ def make_recording(
         theirs = other.about["patch_size"]
         if theirs != patch_size:
             raise ValueError(f"its patches have a side of {theirs}, the model's of {patch_size}")
-        given = []
-        for own in other.stages:
-            given.append({"grid": own["grid"].astype(np.int32), "pixels": own["pixels"]})
+        given = other.stages
         reading = {key: other.about[key] for key in ("mean", "std", "filter")}
     stages = source.tower(given)
     described = []
