@@ -21,7 +21,7 @@ from timm_naflex_fast.commands.measure.models import load_errors
 def report(options: argparse.Namespace) -> int:
     options.command = shlex.join(["uv", "run", "examples/drift_report.py", *sys.argv[1:]])
     if options.model:
-        return drift.drift(options)
+        return drift.action(options)
     if options.images:
         raise ValueError("--images goes with --model NAME; without it, the digits are measured")
     drift.check(options)

@@ -139,18 +139,10 @@ def runtime(monkeypatch):
     return replace
 
 
-def same(output):
-    return output
-
-
-def half(output):
-    return output / 2
-
-
 def test_a_file_that_a_runtime_gets_wrong_is_not_written(runtime, tmp_path, capsys):
     file = tmp_path / "m.pt2"
     file.write_text("the old one")
-    for change in (half, lambda output: output[None], torch.Tensor.double):
+    for change in (torch.neg, lambda output: output[None], torch.Tensor.double):
         runtime(change)
         assert export(file) == 1
         assert [*tmp_path.iterdir()] == [file] and file.read_text() == "the old one"
@@ -158,16 +150,8 @@ def test_a_file_that_a_runtime_gets_wrong_is_not_written(runtime, tmp_path, caps
         assert f"not written: {file}" in out and "  ✗ wrong\n" in out
 
 
-def test_a_right_file_takes_the_place_of_the_old_one(runtime, tmp_path):
-    runtime(same)
-    file = tmp_path / "m.pt2"
-    file.write_text("the old one")
-    assert export(file) == 0
-    assert [*tmp_path.iterdir()] == [file] and file.read_text() == "the new one"
-
-
 def test_where_a_wrong_file_would_give_the_same_there_is_no_answer(runtime, tmp_path, capsys):
-    runtime(same)
+    runtime(lambda output: output)
     model, _ = load_model(MODEL, random_weights=True, **KWARGS)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
     save_file(zeros, tmp_path / "zeros.safetensors")

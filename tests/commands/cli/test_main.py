@@ -41,7 +41,7 @@ def test_the_packages_names_are_found_when_asked_for():
     ],
 )
 def test_whatever_stops_a_command_is_one_line_of_text(error, status, line, monkeypatch, capsys):
-    monkeypatch.setattr("timm_naflex_fast.commands.cli.info.info", Mock(side_effect=error))
+    monkeypatch.setattr("timm_naflex_fast.commands.cli.info.action", Mock(side_effect=error))
     assert main(["info"]) == status
     assert capsys.readouterr().err == f"naflex-fast info: {line}\n"
 

@@ -82,12 +82,6 @@ def test_a_tower_without_a_head_that_pools_gives_its_tokens(headless, tmp_path):
     torch.testing.assert_close(tokens, theirs)
 
 
-def test_a_table_that_is_no_square_is_not_given_to_transformers(tower):
-    own = {**from_transformers(tower), "embeds.pos_embed": torch.randn(1, 5, 10, 64)}
-    with pytest.raises(ValueError, match="has 5 x 10 cells: transformers' is a square"):
-        to_transformers(own)
-
-
 KEY = "encoder.layers.1.self_attn.k_proj.weight"
 # What is taken out of a tower, what is put in, and what is said.
 CHANGES = {

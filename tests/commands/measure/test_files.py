@@ -66,11 +66,6 @@ def test_text_for_a_terminal_is_one_line():
     assert output.printable(given) == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
 
 
-def test_a_long_reason_is_cut_between_words():
-    said = output.one_line(ValueError("word " * 200))
-    assert len(said) <= 400 and said.endswith("word ...")
-
-
 def test_figures_stand_to_the_right_and_words_to_the_left():
     lines = [
         {"who": "stock", "ms": "1", "saved": "1.0 %"},

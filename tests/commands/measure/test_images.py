@@ -10,12 +10,6 @@ RAMP = np.arange(24 * 40).reshape(24, 40) % 256  # all gray values, wider than h
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
 
 
-@pytest.mark.parametrize("mode", ["1", "LA", "P", "RGB", "RGBA", "CMYK"])
-def test_what_has_8_bits_is_pillows_own_conversion(mode):
-    image = Image.fromarray(NOISE).convert(mode)
-    assert np.array_equal(convert(image, "RGB"), image.convert("RGB"))
-
-
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_16_bits_are_scaled_to_the_same_picture_in_8(suffix, tmp_path):
     Image.fromarray((RAMP * 257).astype(np.uint16)).save(tmp_path / f"a.{suffix}")

@@ -90,17 +90,6 @@ def test_weights_of_8_bits_have_a_scale_for_a_block_a_row_or_all():
     assert of_8_bits(vector, "int8_by_tensor") is vector
 
 
-def test_padding_that_timm_does_not_mask_is_told(model, recording):
-    """The port in NumPy takes one picture at a time: here timm itself makes the mistake."""
-    for block in model.blocks:
-        block.attn.register_forward_pre_hook(
-            lambda module, args, options: (args, {}), with_kwargs=True
-        )
-    found = compared(timm_source(model, LENGTH), recording)
-    assert found.first.stage == "block_0"
-    assert found.reason.words == "padding is not masked in the blocks"
-
-
 @pytest.fixture
 def transformers():
     pytest.importorskip("torchvision")

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def bench(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     """Run the races that ``options`` name; print, and write what was asked for.
 
     Raises:

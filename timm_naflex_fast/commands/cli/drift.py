@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help="also write report.json and report.html there")
 
 
-def drift(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     """Measure a named model on images, print the table, write what was asked for.
 
     Raises:

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def export(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     """Export a named model, verify the file in every runtime that is installed, print what was
     found.
 

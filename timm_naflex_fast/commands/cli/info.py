@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``info`` has no options."""
 
 
-def info(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     """Print versions, CUDA, and what is patched in this process, not in another.
 
     The versions come from the packages' metadata; timm is not imported for them.

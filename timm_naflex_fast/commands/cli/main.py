@@ -15,7 +15,7 @@ from importlib import import_module
 from ... import __version__
 from ..measure.output import check_writable, one_line, printable, to_json, written_whole
 
-# By what they are for; each is a function of the module of its name.
+# By what they are for; the module of its name has ``add_arguments`` and ``action``.
 LIST = """\
 use:
     run       run a script, unchanged, with timm patched
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = import_module(f".{name}", __package__)
             own.add_argument("--debug", action="store_true", help="show the traceback of an error")
             module.add_arguments(own)
-            own.set_defaults(action=getattr(module, name), prog=own.prog)
+            own.set_defaults(action=module.action, prog=own.prog)
     if not argv:
         parser.print_help(sys.stderr)
         return 2

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-mistakes", action="store_true", help="the stages alone, without known mistakes")
 
 
-def record(options: argparse.Namespace) -> int:
+def action(options: argparse.Namespace) -> int:
     """Write a recording of a named model on images.
 
     Raises:
@@ -110,7 +110,7 @@ def record(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace, out: Path) -> None:
-    """Find out before the work whether it can be done; errors as ``record``."""
+    """Find out before the work whether it can be done; errors as ``action``."""
     if find_spec("vit_ports") is None:
         raise RuntimeError(
             "record needs vit_ports, which is in this repository: pip install . ./ports"

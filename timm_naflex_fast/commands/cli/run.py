@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> NoReturn:
+def action(options: argparse.Namespace) -> NoReturn:
     """Start the script in place of this process: this function does not return.
 
     Raises:

@@ -41,13 +41,6 @@ def test_each_grid_has_its_own_figures(measured):
 
 
 @ran("matmul")
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_the_tables_own_grid_is_not_resampled(kind):
-    found = survey(small_vit(pos_embed=kind, pos_embed_grid_size=(3, 4)), batches(), ["matmul"])
-    assert [grid["grid"] for grid in found["grids"] if not grid["resampled"]] == [[3, 4]]
-
-
-@ran("matmul")
 @pytest.mark.parametrize(("classes", "last"), [(5, "same class"), (0, "same nearest image")])
 def test_without_labels_or_classes_there_are_no_columns_of_them(classes, last):
     model = small_vit()

@@ -63,11 +63,15 @@ def survey(
     total = images and images * len(parts)
     with progress("measuring", total=total) as bar:
         for batch, labels in batches:
-            timms = _forward(model, batch, BASELINE)
-            for name, found in parts.items():
-                ours = timms if name == BASELINE else _forward(model, batch, name)
-                found.append(_compare(ours, timms, labels))
-                bar.update(len(ours["grid"]))
+            made = {}
+            for name in parts:
+                # Patch kernels and rotary tables stay timm's own: only the position embedding differs.
+                mode: Any = name
+                with enable("stock", pos_embed=mode, model=model):
+                    made[name] = _forward(model, batch, name)
+                bar.update(len(batch["patches"]))
+            for name, ours in made.items():
+                parts[name].append(_compare(ours, made[BASELINE], labels))
     results: dict[str, Tensors] = {}
     for name, some in parts.items():
         results[name] = {key: torch.cat([part[key] for part in some]) for key in some[0]}
@@ -94,8 +98,8 @@ def why_unknown(found: Survey, name: str) -> str | None:
     return None
 
 
-def _forward(model: Any, batch: dict[str, Any], mode: Any) -> Tensors:
-    """What the model computes for a batch in this mode, and the "grid" of each image (B, 2).
+def _forward(model: Any, batch: dict[str, Any], mode: str) -> Tensors:
+    """What the model computes for a batch, and the "grid" of each image (B, 2).
 
     Its embedded "tokens" (B, N, C), 0 for padding. The "directions" of its outputs (B, D), scaled to
     length 1. And the "logits" (B, classes), if it has some.
@@ -105,9 +109,7 @@ def _forward(model: Any, batch: dict[str, Any], mode: Any) -> Tensors:
     """
     valid = batch["patch_valid"]
     watched = recorded({model.embeds: "tokens", model.head_drop: "output"})
-    # Patch kernels and rotary tables stay timm's own, so that only the position embedding differs.
-    chosen = enable("stock", pos_embed=mode, model=model)
-    with watched as found, chosen, torch.inference_mode():
+    with watched as found, torch.inference_mode():
         logits = model(batch["patches"], batch["patch_coord"], valid)
     for what, values in found.items():
         # Tokens of classes and registers come first.
@@ -120,9 +122,8 @@ def _forward(model: Any, batch: dict[str, Any], mode: Any) -> Tensors:
             raise ValueError(f"with {mode}, the model's {what} hold infinity or NaN")
     found["grid"] = batch["patch_coord"].amax(1).long() + 1
     output = found.pop("output").double()
-    if (
-        output.ndim == 3
-    ):  # nothing is pooled: the sum of the last tokens has the direction of the mean
+    # Where nothing is pooled, the sum of the last tokens has the direction of their mean.
+    if output.ndim == 3:
         output = output.sum(1)
     found["directions"] = F.normalize(output, dim=-1)
     return found
