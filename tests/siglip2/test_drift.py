@@ -27,6 +27,7 @@ from timm_naflex_fast.commands.measure.drift.survey import is_exact, survey
 from timm_naflex_fast.commands.measure.models import fingerprint, load_model
 from timm_naflex_fast.commands.measure.output import check_writable, provenance, to_json
 from timm_naflex_fast.names import BASELINE, STRATEGY_NAMES
+from timm_naflex_fast.pictures import settings_of
 from timm_naflex_fast.text_table import table
 
 NAME = "naflexvit_base_patch16_siglip.v2_webli"
@@ -75,7 +76,7 @@ def test_drift_from_timms_unpatched_loop(load):
         assert is_pristine()
     # A square picture gets the table's own grid, any other a grid that is smaller on one axis.
     cells = math.prod(model.embeds.pos_embed.shape[1:3])
-    settings = images.eval_settings(model, cells)
+    settings = settings_of(model) | {"max_seq_len": str(cells)}
     sha256 = fingerprint(model)
     surveys = {}
     for source, pictures in PICTURES.items():

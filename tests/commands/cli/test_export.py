@@ -21,8 +21,9 @@ from tests.support.running import ran
 from timm_naflex_fast.commands.cli.export import runtimes_for
 from timm_naflex_fast.commands.cli.main import main
 from timm_naflex_fast.commands.measure import export as work
-from timm_naflex_fast.commands.measure.images import eval_settings, naflex_batches
+from timm_naflex_fast.commands.measure.images import naflex_batches
 from timm_naflex_fast.commands.measure.models import load_model
+from timm_naflex_fast.pictures import settings_of
 
 KWARGS = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
 SMALL = ["--random-weights", "--model-kwargs", *(f"{key}={n}" for key, n in KWARGS.items())]
@@ -105,7 +106,8 @@ def test_the_page_leads_from_a_picture_to_the_output(exported, monkeypatch):
 
     model, _ = load_model(SIGLIP2, random_weights=True, **KWARGS)
     jpeg = Image.open("photo.jpg")
-    ((batch, _),) = naflex_batches([("photo", lambda: jpeg)], eval_settings(model, 64), 1, [])
+    settings = settings_of(model) | {"max_seq_len": "64"}
+    ((batch, _),) = naflex_batches([("photo", lambda: jpeg)], settings, 1, [])
     with torch.no_grad():
         want = model(batch)
     assert torch.allclose(torch.from_numpy(names["output"]), want, atol=1e-5)

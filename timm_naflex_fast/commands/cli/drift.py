@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...pictures import settings_of
 from ...text_table import table
 from ..measure import images
 from ..measure.models import add_model_arguments
@@ -51,7 +52,7 @@ def action(options: argparse.Namespace) -> int:
         source = images.PHOTOS_WORDS
     check(options)
     model, weights = load_as_chosen(options)
-    settings = images.eval_settings(model, options.max_seq_len)
+    settings = settings_of(model) | {"max_seq_len": str(options.max_seq_len)}
     skipped: list[str] = []
     batches = images.naflex_batches(sources, settings, BATCH, skipped)
     measure_and_show(model, batches, len(sources), options, weights, source, skipped)

@@ -7,7 +7,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ...pictures import convert, patches_of, settings_of
+from ...pictures import convert, patches_of
 from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
@@ -63,7 +63,7 @@ def naflex_batches(
 
     Args:
         sources: in the order wanted; see :func:`image_sources`.
-        settings: see :func:`eval_settings`.
+        settings: see :func:`patches_of`.
         batch_size: images per batch.
         skipped: gets the images that cannot be read, each with the reason.
 
@@ -73,20 +73,6 @@ def naflex_batches(
     images = read(sources, skipped)
     while group := list(islice(images, batch_size)):
         yield patches_of([picture for _, picture in group], settings), None
-
-
-def eval_settings(model: Any, max_seq_len: int, interpolation: str | None = None) -> dict[str, str]:
-    """How pictures become the patches of the model; see :func:`patches_of`.
-
-    Args:
-        model: a NaFlexVit, whose data configuration is used.
-        max_seq_len: most patches an image is resized to.
-        interpolation: filter of the resize, in place of the data configuration's.
-    """
-    settings = settings_of(model) | {"max_seq_len": str(max_seq_len)}
-    if interpolation:
-        settings["interpolation"] = interpolation
-    return settings
 
 
 def photos() -> list[Source]:

@@ -140,7 +140,7 @@ def provenance(command: str) -> dict[str, Any]:
         machine += f", {torch.cuda.get_device_name()}"
     return {
         "command": printable(command),
-        **code_version(),
+        "commit": code_version(),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "machine": machine,
@@ -158,20 +158,14 @@ def _processor() -> str:
     return f"{names[0]} ({platform.machine()})"
 
 
-def code_version() -> dict[str, str]:
-    """Which code this is: the release, or in a checkout the commits.
-
-    "commit" is that of HEAD, "+" after edits; "code_last_changed_in" is the last one that changed
-    the package.
-    """
+def code_version() -> str:
+    """Which code this is: the release, or in a checkout the commit of HEAD, "+" after edits."""
     from ... import __version__
 
-    changed = _git("log", "-1", "--format=%h", "--", ".")
     # The folder of an installed package can lie in somebody's repository, which does not know it.
-    if not changed:
-        return {"commit": f"release {__version__}"}
-    commit = _git("describe", "--always", "--exclude=*", "--dirty=+")
-    return {"commit": commit, "code_last_changed_in": changed}
+    if not _git("log", "-1", "--", "."):
+        return f"release {__version__}"
+    return _git("describe", "--always", "--exclude=*", "--dirty=+")
 
 
 def _git(*words: str) -> str:

@@ -18,9 +18,8 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ...names import BASELINE
 from ...patching.install import enable
-from ...pictures import transform_of
+from ...pictures import settings_of, transform_of
 from .bench.workloads import coordinates
-from .images import eval_settings
 from .models import load_errors
 from .output import progress
 from .tower_names import to_transformers
@@ -151,7 +150,9 @@ def timm_source(
         interpolation: filter of the resize, in place of the data configuration's.
         mode: of the position table alone.
     """
-    settings = eval_settings(model, max_patches, interpolation)
+    settings = settings_of(model) | {"max_seq_len": str(max_patches)}
+    if interpolation:
+        settings["interpolation"] = interpolation
     prepare = transform_of(settings)
 
     def read(picture: Any) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ def written(measured, tmp_path_factory):
         "model": "tiny <vit>",
         "weights": "random & *drawn*",
         "source": "8 (noise)",
-        "made": {"command": "naflex-fast drift <x> `y`", "code_last_changed_in": "d"},
+        "made": {"command": "naflex-fast drift <x> `y`", "commit": "d"},
         "skipped": ["a.png: <no>"],
     }
     folder = tmp_path_factory.mktemp("report")
@@ -88,7 +88,7 @@ def test_what_users_named_is_text_and_no_markup_and_the_title_fits_on_a_phone(wr
     )
     assert "tiny &lt;vit&gt;" in page and "<vit>" not in page
     assert "a.png: &lt;no&gt;" in page and "<dd>8 (noise)</dd>" in page
-    assert "<dt>code last changed in</dt><dd>d</dd>" in page
+    assert "<dt>commit</dt><dd>d</dd>" in page
     assert "random" in re.search(r"<title>(.*?)</title>", page)[1]
     (title,) = re.findall(r"<h1>(.*?)</h1>", page)
     assert len(title) < 30
