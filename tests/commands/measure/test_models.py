@@ -81,8 +81,6 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, prefix, classes, tmp_path
     if key != "model":
         record["state_dict"] = trained(num_classes=classes + 1).state_dict()
     record[key] = prefixed(model.state_dict(), prefix)
-    if key == "state_dict":
-        record[key]["n_averaged"] = torch.tensor(3)
     torch.save(record, tmp_path / "last.pth.tar")
 
     loaded, words = load_model(NAME, tmp_path / "last.pth.tar", **SMALL)
