@@ -160,7 +160,7 @@ def test_with_anothers_pixels_the_towers_alone_are_compared(weights, theirs, tmp
     assert "its patches have a side of 16, the model's of 8" in capsys.readouterr().err
     (theirs / "pictures" / "001.png").rename(theirs / "pictures" / "gone")
     assert main([*given, "--out", str(tmp_path / "new")]) == 2
-    assert "has 1 of 2 pictures" in capsys.readouterr().err
+    assert "are not those of its recording.json" in capsys.readouterr().err
     (theirs / "pictures" / "gone").rename(theirs / "pictures" / "001.png")
 
 

@@ -84,9 +84,12 @@ def action(options: argparse.Namespace) -> int:
     names, pictures = zip(*images.read(sources, skipped))
     announce_skipped(skipped)
     if other:
-        names = tuple(picture["name"] for picture in other.about["pictures"])
-        if len(names) != len(pictures):
-            raise ValueError(f"{options.pixels_of} has {len(pictures)} of {len(names)} pictures")
+        recorded = other.about["pictures"]
+        if [f"pictures/{name}" for name in names] != [picture["file"] for picture in recorded]:
+            raise ValueError(
+                f"the pictures in {options.pixels_of} are not those of its recording.json"
+            )
+        names = tuple(picture["name"] for picture in recorded)
     about = {
         "written_by": {
             "program": "naflex-fast record",
