@@ -1,4 +1,6 @@
-"""The plain operations; see contract/ for their result."""
+"""The plain operations and the operator; see contract/ for their result."""
+
+import re
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.oracles import NEW_TIMM, Case, stock, tables
+from timm_naflex_fast import __version__
 from timm_naflex_fast.patching.timm_methods import read_embeds
 from timm_naflex_fast.pos_embed import graphs
 from timm_naflex_fast.pos_embed.table import ResizeSpec, whole
@@ -63,3 +66,14 @@ def test_coordinates_of_8_bits_are_counted_in_more():
     flag = ResizeSpec("bilinear", antialias=False, samples=True)
     coord = torch.full((1, 1, 2), 255, dtype=torch.uint8)
     assert graphs.token_positions(coord, flag)[0].h.item() == 256
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="older torch has no tag")
+def test_no_cuda_graph_may_hold_the_operator():
+    assert torch.Tag.cudagraph_unsafe in graphs.add_learned._opoverload.tags
+
+
+@pytest.mark.parametrize("operator", [graphs.add_learned, graphs.learned_grad])
+def test_a_graph_that_another_release_left_on_disk_is_not_found(operator):
+    """The compiler finds it by the names of its operators, and the backward pass is in it."""
+    assert re.sub(r"\W", "_", __version__) in operator._opoverload.name()
