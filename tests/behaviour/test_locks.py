@@ -3,10 +3,11 @@
 Threads would meet at a barrier inside, if one more could come in: it waits in vain.
 """
 
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier, BrokenBarrierError
+from threading import Barrier, BrokenBarrierError, Event, Thread
 
 import pytest
 import torch
@@ -116,3 +117,36 @@ def test_a_signal_handler_may_do_inside_what_it_likes(name, within, steps, come_
     assert done
     disable()
     assert is_pristine()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("name", ["enable", "disable", "keep"])
+def test_a_fork_while_another_thread_is_inside_leaves_the_child_free_locks(
+    name, steps, come_inside
+):
+    held = Event()
+    done = Event()
+
+    def stay():
+        held.set()
+        done.wait(0.2)
+
+    come_inside(stay)
+    thread = Thread(target=steps[name])
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # ends it if it waits
+        try:
+            done.set()
+            steps["enable"]()
+            steps["disable"]()
+            steps["keep"]()
+            os._exit(0 if is_pristine() else 1)
+        finally:
+            os._exit(2)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -10,7 +10,11 @@ from tests.support.checks import HALF, during, slow
 from tests.support.oracles import OLD_TORCH, Case, finished_tables, relative, trained
 from tests.support.running import running
 from tests.support.whole_models import build, one_image
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_pos_embeds,
+)
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.pos_embed import kept
 
@@ -74,6 +78,24 @@ def test_right_after_every_write(add, name):
             want = add(tables[0].detach().clone())
             for _ in range(3):
                 assert torch.equal(add(tables[0]), want)
+
+
+@pytest.mark.parametrize("changed", ["table_y", "table_x"])
+def test_right_after_a_write_to_either_factorized_table_and_nothing_old_stays(changed):
+    tables = {"table_y": torch.randn(6, 4), "table_x": torch.randn(5, 4)}
+
+    def add():
+        return add_factorized_pos_embed_(CASE.x(), **tables, patch_coord=CASE.coord())
+
+    for _ in range(3):
+        old = add()
+    assert finished_tables() > 0
+    tables[changed].data[-1, -1] += 1
+    got = add()
+    assert finished_tables() == 0
+    kept.clear_all()
+    assert torch.equal(got, add())
+    assert not torch.equal(got, old)
 
 
 def test_kept_in_inference_mode_it_serves_training_of_what_comes_before(add):
