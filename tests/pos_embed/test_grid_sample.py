@@ -4,12 +4,15 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from timm.models import naflexvit
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.oracles import OLD_TORCH, STOCK, Case, relative, stock, tables
+from tests.support.oracles import STOCK, Case, relative, stock, tables
 from tests.support.running import running
 from timm_naflex_fast import enable, status
+from timm_naflex_fast.pos_embed import graphs
 
 BY_FLAG = "_apply_learned_naflex_pos_embed_grid_sample"
 
@@ -17,66 +20,54 @@ BY_FLAG = "_apply_learned_naflex_pos_embed_grid_sample"
 AT_COORDINATES = hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")
 
 
-def coordinates_that_name_no_cell(case, kind):
-    if kind == "fractional":
-        coord = case.coord(torch.float32)
-        return coord + torch.rand(coord.shape)
-    coord = case.coord()
-    token, value = {"negative padding": (12, -1), "negative": (3, -1), "far": (3, 9000)}[kind]
-    coord[1, token] = value
-    return coord
-
-
-def by_graph(method):
-    """The method, compiled."""
-
-    def add(x, patch_coord):
-        total = x * 1
-        method(total, patch_coord)
-        return total
-
-    graph = torch.compile(add, backend="eager", fullgraph=True)
-    return lambda x, patch_coord: x.add_(graph(x, patch_coord))
+SIZES = [(3, 4), (9, 2), (1, 1), (20, 14)]
+IS_PADDING = torch.arange(280) >= torch.tensor([[12], [18], [1], [280]])
+options = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["bilinear", "bicubic"]),
+        "align_corners": st.booleans(),
+        "ar_preserving": st.booleans(),
+    }
+)
+shifts = st.sampled_from([None, (0.0, 0.5), (-0.3, -0.3), (0.5, 0.5)])
 
 
 @pytest.mark.skipif(not AT_COORDINATES, reason="this timm's flag takes whole numbers alone")
-@pytest.mark.parametrize(
-    "align_corners, ar_preserving", [(False, False), (True, False), (False, True)]
-)
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("kind", ["fractional", "negative padding", "negative", "far"])
-def test_any_coordinate_is_sampled_as_by_timms_flag(mode, kind, align_corners, ar_preserving):
-    case = Case(
-        sizes=[(3, 4), (5, 2), (5, 2)],
-        mode=mode,
-        length=15,
-        align_corners=align_corners,
-        ar_preserving=ar_preserving,
-        use_grid_sample=True,
-    )
+@pytest.mark.parametrize("table_size", [(6, 5), (33, 40), (128, 128), (1, 7)], ids=str)
+@given(options, shifts, st.booleans(), st.sampled_from([None, -1, 9000]))
+def test_any_coordinate_is_sampled_as_by_timms_flag(table_size, how, shift, is_padding_told, wrong):
+    case = Case(sizes=SIZES, table_size=table_size, channels=16, use_grid_sample=True, **how)
     embeds = case.embeds()
-    coord = coordinates_that_name_no_cell(case, kind)
+    coord = case.coord()
+    if shift:
+        coord = coord + torch.empty(coord.shape).uniform_(*shift)
+    if is_padding_told:
+        coord[IS_PADDING] = -1
+    if wrong:
+        coord[1, 3] = wrong
     weight = case.x()
 
     def added(method):
-        x = torch.zeros(3, 15, 4)
+        x = torch.zeros(weight.shape)
         method(x, patch_coord=coord)
         return x, *torch.autograd.grad((x * weight).sum(), tables(embeds))
 
+    def by_plain_operations(x, patch_coord):
+        graphs.add_plain(x, embeds.pos_embed[0], patch_coord, case.spec(samples=True))
+
     want = added(partial(STOCK[BY_FLAG], embeds))
     with running("grid_sample", model=embeds):
-        found = {
-            "by its flag": added(embeds._apply_learned_naflex_pos_embed_grid_sample),
-            "without flag": added(embeds._apply_learned_naflex_pos_embed),
-            "compiled": added(by_graph(embeds._apply_learned_naflex_pos_embed)),
-        }
-        with FlopCounterMode(display=False):
-            found["in sight of a mode"] = added(embeds._apply_learned_naflex_pos_embed)
-    for way, (tokens, gradient) in found.items():
-        if OLD_TORCH and way == "compiled":  # its graphs hold no operator, but the formula
-            assert relative(tokens, want[0]) <= 2e-6
-        else:
-            assert torch.equal(tokens, want[0]), way
+        found = [
+            added(embeds._apply_learned_naflex_pos_embed_grid_sample),
+            added(embeds._apply_learned_naflex_pos_embed),
+        ]
+        with FlopCounterMode(display=False):  # by the operator of compiled graphs
+            found.append(added(embeds._apply_learned_naflex_pos_embed))
+    if shift or is_padding_told or wrong:  # else the table is resized, not sampled
+        for tokens, _ in found:
+            assert torch.equal(tokens, want[0])
+    for tokens, gradient in (*found, added(by_plain_operations)):
+        assert (tokens - want[0]).abs().max() <= 2e-6 * max(1, embeds.pos_embed.abs().max())
         assert relative(gradient, want[1]) <= 1e-5
 
 
