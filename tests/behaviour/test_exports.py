@@ -6,9 +6,7 @@ In every runtime they give timm's result; they hold no float64 and nothing of th
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +58,6 @@ PROGRAMS = [
 for name, part in product(TABLES, TOLERANCES):
     if name != "37 bicubic":
         PROGRAMS.append(slow(name, part, None))
-EACH_PROGRAM = pytest.mark.parametrize(("name", "part", "size"), PROGRAMS)
 
 # In a process of its own: a worker that loads and unloads many packages may crash.
 ALONE = """
@@ -73,26 +70,20 @@ torch.save([run(**inputs) for inputs in torch.load("inputs.pt")], "outputs.pt")
 """
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A function that gives a module, its program with free sizes, and the file of ONNX."""
-
-    @cache
-    def make(name, part, size):
-        strategy, grid, options = TABLES[name]
-        by_flag = strategy == "grid_sample"
-        options = dict(options, pos_embed_grid_size=grid, pos_embed_use_grid_sample=by_flag)
-        model = small_vit(depth=1, **options).eval()
-        batches, free = export.make_inputs(model, size)
-        if part == "embeddings":
-            model = export.position_embeddings(model)
-        module = export.Naflex(model).eval()
-        file = tmp_path_factory.mktemp("program") / "model.onnx"
-        with torch.no_grad(), running(strategy, strict=True):
-            program = export.write(module, batches[0], free, file)
-        return module, program, file
-
-    return make
+def write(name, part, size, folder):
+    """A module, its program with free sizes, and the file of ONNX."""
+    strategy, grid, options = TABLES[name]
+    by_flag = strategy == "grid_sample"
+    options = dict(options, pos_embed_grid_size=grid, pos_embed_use_grid_sample=by_flag)
+    model = small_vit(depth=1, **options).eval()
+    batches, free = export.make_inputs(model, size)
+    if part == "embeddings":
+        model = export.position_embeddings(model)
+    module = export.Naflex(model).eval()
+    file = folder / "model.onnx"
+    with torch.no_grad(), running(strategy, strict=True):
+        program = export.write(module, batches[0], free, file)
+    return module, program, file
 
 
 def unseen_inputs(size):
@@ -111,24 +102,17 @@ def check(module, part, batches, outputs):
         assert (torch.as_tensor(output) - want).abs().max() <= TOLERANCES[part] * largest
 
 
-@pytest.mark.parametrize("runtime", export.LOADERS)
-@EACH_PROGRAM
+@pytest.mark.parametrize(("name", "part", "size"), PROGRAMS)
 def test_every_runtime_equals_timm_on_batches_lengths_and_grids_not_seen(
-    runtime, name, part, size, files
+    name, part, size, tmp_path
 ):
-    if runtime not in runtimes_for(Path("model.onnx")):
-        pytest.skip("it is not installed")
-    module, program, file = files(name, part, size)
-    run = export.LOADERS[runtime](file, program)
-    batches = unseen_inputs(size)
-    check(module, part, batches, [run(inputs) for inputs in batches])
-
-
-@EACH_PROGRAM
-def test_no_program_holds_float64_a_resize_or_this_package(name, part, size, files):
+    """And no program holds float64, a resize or this package."""
     onnx = pytest.importorskip("onnx")
-
-    _, program, file = files(name, part, size)
+    module, program, file = write(name, part, size, tmp_path)
+    batches = unseen_inputs(size)
+    for runtime in runtimes_for(file):
+        run = export.LOADERS[runtime](file, program)
+        check(module, part, batches, [run(inputs) for inputs in batches])
 
     for node in program.graph.nodes:
         assert "upsample" not in str(node.target)
@@ -156,10 +140,8 @@ def test_no_program_holds_float64_a_resize_or_this_package(name, part, size, fil
         ("aoti", "128 as in RADIO", "embeddings"),
     ],
 )
-def test_a_saved_program_runs_in_a_fresh_process_without_this_package(
-    form, name, part, files, tmp_path
-):
-    module, program, _ = files(name, part, None)
+def test_a_saved_program_runs_in_a_fresh_process_without_this_package(form, name, part, tmp_path):
+    module, program, _ = write(name, part, None, tmp_path)
     file = str(tmp_path / "model.pt2")
     if form == "export":
         torch.export.save(program, file)
