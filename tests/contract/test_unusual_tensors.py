@@ -5,54 +5,16 @@ from itertools import product
 import pytest
 import torch
 
-from tests.support.checks import HALF, by_functions
+from tests.support.checks import by_functions
 from tests.support.oracles import OLD_TORCH, Case, relative, stock, tables
 from tests.support.running import running
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.functional import add_pos_embed_
 
 EXACT = ("matmul", "interpolate_cached")
 by_both = pytest.mark.parametrize(
     ("kind", "strategy"),
     [*product(["learned", "factorized"], EXACT), ("learned", "grid_sample")],
 )
-
-
-@by_both
-@pytest.mark.parametrize(
-    ("dtype", "samples"),
-    [(torch.float32, 8192), *product((torch.float32, *HALF), [512])],
-)
-def test_the_gradient_of_many_samples_on_one_grid_does_not_drift(kind, strategy, dtype, samples):
-    how = dict(kind=kind, table_size=(4, 4), channels=2, length=8)
-    case = Case(sizes=[(2, 3)] * samples, **how)
-    one = Case(sizes=[(2, 3)], use_grid_sample=strategy == "grid_sample", **how)
-    embeds = case.embeds()
-    # Equal numbers are the worst case: every rounding goes the same way.
-    shape = (samples, 8, 2)
-    upstream = torch.full(shape, 0.1, dtype=dtype)
-
-    got = by_functions(case, embeds, torch.zeros(shape, dtype=dtype) * 1, case.coord(), strategy)
-    grads = torch.autograd.grad(got, tables(embeds), upstream)
-
-    exact = stock(one, embeds, torch.zeros(1, 8, 2).double() * 1, one.coord())
-    truths = torch.autograd.grad(exact, tables(embeds), upstream.double().sum(0, keepdim=True))
-    # In half precision one image's embedding may be rounded; nothing else may.
-    allowed = 3e-6 if dtype is torch.float32 else min(2 * torch.finfo(dtype).eps, 0.01)
-    for grad, truth in zip(grads, truths, strict=True):
-        assert relative(grad, truth) <= allowed
-
-
-def test_the_gradient_of_many_grids_does_not_drift():
-    """Equal contributions are the worst case: every rounding goes the same way."""
-    heights = range(1, 401)
-
-    def gradient(dtype):
-        table = torch.zeros(4, 4, 1, dtype=dtype, requires_grad=True)
-        packed = resample_pos_embeds(table, [(h, 1) for h in heights], mode="bilinear")
-        upstream = torch.cat([torch.full((h, 1), 0.1 / h, dtype=dtype) for h in heights])
-        return torch.autograd.grad(packed, table, upstream)[0]
-
-    assert relative(gradient(torch.float32), gradient(torch.float64)) <= 1e-6
 
 
 def leaf():
