@@ -15,7 +15,7 @@ STRICT = """
 [mypy]
 strict = true
 follow_imports = silent
-[mypy-torch.*,timm.*]
+[mypy-torch.*,timm.*,numpy.*,PIL.*,einx.*]
 follow_imports = skip
 """
 RIGHT = """

@@ -107,11 +107,15 @@ def test_a_compiled_model_has_tangents(mode):
 
 
 @pytest.mark.parametrize(
-    "how",
-    [{"tracing_mode": "real"}, {"tracing_mode": "symbolic"}, {"pre_dispatch": True}],
+    ("how", "strategy"),
+    [
+        ({"tracing_mode": "real"}, "grid_sample"),
+        ({"tracing_mode": "symbolic"}, "matmul"),
+        slow({"tracing_mode": "symbolic"}, "grid_sample"),
+        ({"pre_dispatch": True}, "interpolate_cached"),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("strategy", ["matmul", "grid_sample", slow("interpolate_cached")])
 def test_what_is_written_down_while_a_table_is_kept_holds_for_other_tables(how, strategy):
     def f(table, x, coord):
         return fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)

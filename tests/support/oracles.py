@@ -21,7 +21,6 @@ from timm_naflex_fast import tracing
 from timm_naflex_fast.patching import calls
 from timm_naflex_fast.pos_embed import kept
 from timm_naflex_fast.pos_embed.table import factorized_spec, learned_spec
-from timm_naflex_fast.pos_embed.weights import grid_taps
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = PRISTINE[NaFlexEmbeds]
@@ -189,13 +188,6 @@ def stock(case, embeds, x, coord):
     suffix = "_grid_sample" if case.use_grid_sample else ""
     STOCK[f"_apply_{case.kind}_naflex_pos_embed{suffix}"](embeds, x, patch_coord=coord)
     return x
-
-
-def reference(table, size, spec):
-    """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
-    y, x = grid_taps(size, table.shape[:2], spec, table.dtype)
-    rows, columns = (taps.dense().to(table.dtype) for taps in (y, x))
-    return torch.einsum("yh,xw,hwc->yxc", rows, columns, table)
 
 
 def relative(ours, theirs):

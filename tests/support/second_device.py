@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from tests.support.oracles import tracer_alone
 from timm_naflex_fast import tracing
 from timm_naflex_fast.pos_embed import kept
 
@@ -37,11 +38,6 @@ READS_BACK = {
 # What Apple's GPUs lack.
 METAL_LACKS = {aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only}
 waits = []
-
-
-def tracer_alone(watcher):
-    """``tracing.watcher`` as if no mode watched."""
-    return lambda: "tracer" if watcher() == "tracer" else None
 
 
 def wait(why):
