@@ -51,9 +51,8 @@ def test_equals_timm_the_same_bits_each_time(kind, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("evicted", [False, True], ids=["", "after the cache was cleared"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_cuda_graph_serves_other_grids(kind, evicted):
+def test_cuda_graph_serves_other_grids(kind):
     model = small_vit(pos_embed=kind).cuda().eval()
     batches = [on_gpu(), on_gpu(vit_batch([(8, 8), (7, 3), (1, 9), (2, 2), (4, 5)], seed=5))]
     wants = [model(batch) for batch in batches]
@@ -67,10 +66,6 @@ def test_cuda_graph_serves_other_grids(kind, evicted):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = model(held)
-    if evicted:  # what the graph reads stays, whatever comes into the memory that is free now
-        kept.clear_all()
-        torch.cuda.empty_cache()
-        junk = torch.full((40, 2**22), torch.nan, device="cuda")  # noqa: F841
     for batch, want in zip(batches, wants):
         for name, value in batch.items():
             held[name].copy_(value)
