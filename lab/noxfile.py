@@ -13,7 +13,7 @@ there.
 
 ``pairing`` fails if any test fails. ``timm_tests`` fails if a test fails that passes under stock,
 or if ours never ran. ``forced_stock`` fails if a test passes that asks for ours. ``mutants`` prints
-what no test noticed.
+what no test noticed, and goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 import nox
 
-from timm_naflex_fast.commands.measure.output import provenance
+from timm_naflex_fast.commands.measure.output import code_version, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 nox.options.sessions = ["pairing", "timm_tests"]
@@ -87,6 +87,7 @@ COSMIC_RAY = "--with cosmic-ray==8.7.0"
 # For the session ``mutants``. One other operator in place of each, not all others: a test that
 # notices the one notices them. And no change of types.
 MUTATIONS = """
+# {count} changes, at commit {commit}
 [cosmic-ray]
 module-path = "{part}"
 timeout = 300.0
@@ -100,6 +101,11 @@ exclude-operators = [
     "core/ReplaceComparisonOperator_(?!Eq_NotEq|NotEq_Eq|Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Is_IsNot|IsNot_Is)",
 ]
 """
+# Of each change that no test noticed, its file, line, and the difference.
+SURVIVORS = (
+    "SELECT module_path, start_pos_row, diff FROM mutation_specs JOIN work_results USING (job_id) "
+    "WHERE test_outcome = 'SURVIVED' ORDER BY module_path, start_pos_row"
+)
 # A program that prints the releases of an environment as JSON.
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
@@ -110,7 +116,7 @@ ABOUT = (
 
 def typed(session: nox.Session) -> str:
     """The command that runs this session, as a shell takes it."""
-    words = ["uv", "run", "nox", "-s", session.name]
+    words = ["uv", "run", "nox", "-f", "lab/noxfile.py", "-s", session.name]
     if session.posargs:
         words += ["--", *session.posargs]
     return shlex.join(words)
@@ -153,9 +159,9 @@ def counts_of(report: ElementTree.Element) -> dict[str, Any]:
     }
 
 
-def result_file(folder: str, name: str) -> Path:
-    """A file of lab/results/FOLDER, or of the folder that RESULTS names."""
-    return Path(os.environ.get("RESULTS", ROOT / "lab" / "results" / folder)) / name
+def result_file(name: str) -> Path:
+    """A file of lab/results, or of the folder that RESULTS names."""
+    return Path(os.environ.get("RESULTS", ROOT / "lab" / "results")) / name
 
 
 def write(file: Path, record: dict[str, Any]) -> None:
@@ -165,7 +171,7 @@ def write(file: Path, record: dict[str, Any]) -> None:
 
 
 def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: str = "") -> None:
-    """Put a row into a file of lab/results/versions, with the releases that it ran on.
+    """Put a row into a result file, with the releases that it ran on.
 
     It takes the place of the row with the same ``key``.
     """
@@ -173,7 +179,7 @@ def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: 
     releases = json.loads(printed.strip().splitlines()[-1])
     row |= {**provenance(typed(session)), **releases}
 
-    out = result_file("versions", file)
+    out = result_file(file)
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     places = [place for place, old in enumerate(rows) if old[key] == row[key]]
     if places:
@@ -196,7 +202,7 @@ def pairing(session: nox.Session, name: str) -> None:
         counts = counts_of(run_pytest(session, extra, "-m", "not fuzz", *tests))
         layers[layer] = counts
         failed += counts["failures"]
-    keep(session, "matrix.json", "pairing", {"pairing": name, "layers": layers}, extra)
+    keep(session, "versions/matrix.json", "pairing", {"pairing": name, "layers": layers}, extra)
     if failed:
         session.error(f"failed: {failed}")
 
@@ -223,8 +229,8 @@ def forced_stock(session: nox.Session, slow: bool) -> None:
         "red": len(asking) - len(green),
         "green": sorted(green),
     }
-    file = "forced_stock_slow.json" if slow else "forced_stock.json"
-    write(result_file("tests", file), {**provenance(typed(session)), **result})
+    file = "tests/forced_stock_slow.json" if slow else "tests/forced_stock.json"
+    write(result_file(file), {**provenance(typed(session)), **result})
     if green or not asking:
         session.error(f"{len(asking)} ask for ours; green: {sorted(green)}")
 
@@ -264,7 +270,9 @@ def timm_tests(session: nox.Session) -> None:
         for name in counts["failures"]:
             if name not in fail_anyway and MAY_FAIL not in name:
                 broken.append(name)
-        keep(session, "timm_tests.json", "mode", {"mode": mode, **counts, "broken": broken})
+        keep(
+            session, "versions/timm_tests.json", "mode", {"mode": mode, **counts, "broken": broken}
+        )
         print(f"{session.name} {mode}: {counts}")
         if broken:
             session.error(f"fail under {mode} alone: {broken}")
@@ -276,29 +284,52 @@ def timm_tests(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """COUNT PART TESTS...: small changes of a file or folder, drawn at random, by Cosmic Ray.
 
-    Prints the changes that TESTS did not notice.
+    lab/results/tests/mutants.json gets those that TESTS did not notice. After an interrupt the same
+    command goes on, if the commit is the same.
     """
     session.chdir(ROOT)  # nox runs sessions in the folder of this file
     count, part, *tests = session.posargs
+    commit = code_version()["commit"]
+    wanted = MUTATIONS.format(commit=commit, count=count, part=part, tests=" ".join(tests))
+    folder = Path(session.create_tmp()).resolve()
+    settings = folder / "mutants.toml"
+    drawn = folder / "mutants.sqlite"
 
     # It writes each change into the file, so it gets a copy, and Python finds the copy first.
-    copy = Path(session.create_tmp()).resolve() / "copy"
+    copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
     session.env.update(UV_PROJECT=str(ROOT), PYTHONPATH=str(copy), OMP_NUM_THREADS="1")
     session.chdir(copy)
-    Path("mutants.toml").write_text(MUTATIONS.format(part=part, tests=" ".join(tests)))
 
-    uv(session, COSMIC_RAY, "cosmic-ray", "baseline", "mutants.toml")  # unchanged, they pass
-    uv(session, COSMIC_RAY, "cosmic-ray", "init", "mutants.toml", "mutants.sqlite")
-    uv(session, COSMIC_RAY, "cr-filter-operators", "mutants.sqlite", "mutants.toml")
-    with sqlite3.connect("mutants.sqlite") as database:
+    if not drawn.exists() or settings.read_text() != wanted:
+        drawn.unlink(missing_ok=True)
+        settings.write_text(wanted)
+        draw_mutants(session, settings, drawn, int(count))
+    uv(session, COSMIC_RAY, "cosmic-ray", "exec", str(settings), str(drawn))
+
+    survivors = []
+    with sqlite3.connect(drawn) as database:
+        for file, line, diff in database.execute(SURVIVORS):
+            survivors.append({"file": file, "line": line, "change": diff.splitlines()[3:]})
+    row = {"part": part, "tests": tests, "drawn": int(count), "not noticed": survivors}
+    keep(session, "tests/mutants.json", "part", row)
+    drawn.unlink()
+    print(json.dumps(survivors, indent=1))
+
+
+def draw_mutants(session: nox.Session, settings: Path, drawn: Path, count: int) -> None:
+    """Write ``count`` changes, drawn from all, into Cosmic Ray's database."""
+    uv(session, COSMIC_RAY, "cosmic-ray", "baseline", str(settings))  # unchanged, they pass
+    found = drawn.with_name("found.sqlite")
+    uv(session, COSMIC_RAY, "cosmic-ray", "init", "--force", str(settings), str(found))
+    uv(session, COSMIC_RAY, "cr-filter-operators", str(found), str(settings))
+    with sqlite3.connect(found) as database:
         chosen = (
             "SELECT job_id FROM work_items WHERE job_id NOT IN (SELECT job_id FROM work_results) "
             "ORDER BY random() LIMIT ?"
         )
-        database.execute(f"CREATE TABLE chosen AS {chosen}", [int(count)])
+        database.execute(f"CREATE TABLE chosen AS {chosen}", [count])
         for table in ("work_results", "mutation_specs", "work_items"):
             database.execute(f"DELETE FROM {table} WHERE job_id NOT IN (SELECT * FROM chosen)")
-    uv(session, COSMIC_RAY, "cosmic-ray", "exec", "mutants.toml", "mutants.sqlite")
-    uv(session, COSMIC_RAY, "cr-report", "--surviving-only", "--show-diff", "mutants.sqlite")
+    found.rename(drawn)
