@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
@@ -52,6 +53,16 @@ def forty(case, embeds, x, coord):
     return x
 
 
+def in_float64(case, embeds, x, coord):
+    """What the loop computes, in float64; the table is rounded to float32, as there."""
+    added = []
+    sizes = (coord.amax(1).long() + 1).tolist()  # smaller in a batch shorter than a grid
+    for image in one_by_one(embeds.pos_embed[0].float(), sizes, **case.options):
+        tokens = image[: case.length]
+        added.append(F.pad(tokens, (0, 0, 0, case.length - len(tokens))))
+    return (x + torch.stack(added)).to(x.dtype)
+
+
 def drawn(data, case):
     """Tables of any dtype, tokens that need not be contiguous, coordinates of any numbers."""
     embeds = case.embeds().to(data.draw(st.sampled_from(DTYPES)))
@@ -88,17 +99,11 @@ def test_ten_lines_give_the_bits_of_the_loop_and_of_its_gradients(data):
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("antialias", [True, False])
 @given(data=st.data())
-def test_forty_lines_are_rounding_away_from_float64_and_its_gradients_from_the_loops(
-    antialias, mode, data
-):
+def test_forty_lines_and_their_gradients_are_rounding_away_from_float64(antialias, mode, data):
+    # Not from the loop: the larger a coordinate, the coarser it is in float32, and PyTorch reads its
+    # weights off it. On a table 128 wide the loop's gradient is 1.7e-5 away, theirs 7e-7.
     case = data.draw(cases(DTYPES, antialias=antialias, mode=mode))
     embeds, x, coord = drawn(data, case)
-    table = embeds.pos_embed.detach().float()
-    exact = torch.zeros(x.shape, dtype=torch.float64)
-    sizes = (case.coord().amax(1) + 1).tolist()  # smaller in a batch shorter than a grid
-    for tokens, image in zip(exact, one_by_one(table[0], sizes, **case.options)):
-        tokens[: len(image)] = image[: case.length]
-
     autocast = data.draw(st.booleans())
 
     def add(*args):  # autocast in the forward pass alone, as PyTorch asks for
@@ -106,17 +111,17 @@ def test_forty_lines_are_rounding_away_from_float64_and_its_gradients_from_the_l
             return forty(*args)
 
     got, got_gx, (grad,) = run(add, case, embeds, coord, x.clone())
-    _, want_gx, (want_grad,) = run(stock, case, embeds, coord, x.clone())
+    _, want_gx, (want_grad,) = run(in_float64, case, embeds, coord, x.clone())
 
-    off = 2e-6 * max(1, table.abs().max().item())
+    exact = in_float64(case, embeds, torch.zeros(x.shape, dtype=torch.float64), coord).detach()
+    off = 2e-6 * max(1, embeds.pos_embed.abs().max().item())
     least = x + (exact - off).to(case.dtype)
     greatest = x + (exact + off).to(case.dtype)
     is_padding = torch.arange(case.length) >= (coord.amax(1, keepdim=True).long() + 1).prod(2)
     assert ((least <= got) & (got <= greatest))[~is_padding].all()
     assert torch.equal(bits(got[is_padding]), bits(x[is_padding]))
     assert torch.equal(got_gx, want_gx)
-    if case.dtype.itemsize >= 4 and embeds.pos_embed.dtype.itemsize >= 4:
-        assert relative(grad, want_grad) <= 1e-5
+    assert relative(grad, want_grad) <= max(1e-5, torch.finfo(grad.dtype).eps)
 
 
 @pytest.mark.parametrize("way", [ten, forty])
