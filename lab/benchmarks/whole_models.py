@@ -19,39 +19,39 @@ from timm_naflex_fast.commands.measure.bench.model import make_step, random_batc
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.names import BASELINE
 
-NAMES = (BASELINE, "matmul")
+BATCH = 8
+EMBEDS = "embeddings alone"
+ROUNDS = 10
 
 
-def races(model: str, names: Sequence[str], batch: int, rounds: int) -> Iterator[list[Row]]:
+def races(model: str, names: Sequence[str]) -> Iterator[list[Row]]:
     """Rows of race after race, training and inference of each workload that is named.
 
     Args:
         model: timm's name of it; it has random weights.
         names: of ``WORKLOADS``.
-        batch: images in a batch.
-        rounds: of a race.
     """
     loaded, _ = load_model(model, random_weights=True, num_classes=1000)
     for name, phase in product(names, ("train", "infer")):
-        grids = WORKLOADS[name].grids(batch)
-        facts: Row = dict(workload=name, phase=phase, batch=len(grids))
+        grids = WORKLOADS[name].grids(BATCH)
         inputs = random_batch(loaded, grids)
         step = partial(make_step(loaded, "float32", phase), loaded, inputs)
         embed = partial(_embed, loaded.embeds, inputs)
-        both = []
-        for work in (step, embed):
-            with ExitStack() as stack:
-                sides = {mode: partial(_ready, loaded, work, mode, stack) for mode in NAMES}
-                both.append(time_race(facts, sides, rounds))
-        whole, embeds = both
-        shares = {}
-        for row, part in zip(whole, embeds):
-            shares[row["contender"]] = part["median_ms"] / row["median_ms"]
-        about = {"model": model, "embeds_share": shares}
-        yield [{**row, "about": about} for row in whole]
+        with ExitStack() as stack:
+            ready = partial(_ready, loaded, stack)
+            sides = {
+                BASELINE: partial(ready, BASELINE, step),
+                "matmul": partial(ready, "matmul", step),
+                EMBEDS: partial(ready, BASELINE, embed),
+            }
+            facts = dict(workload=name, phase=phase, batch=BATCH)
+            stock, ours, embeds = time_race(facts, sides, ROUNDS)
+        share = embeds["median_ms"] / stock["median_ms"]
+        about = {"model": model, "embeds_share": {BASELINE: share}}
+        yield [{**row, "about": about} for row in (stock, ours)]
 
 
-def _ready(model: Any, work: Callable[[], None], mode: Any, stack: ExitStack) -> Any:
+def _ready(model: Any, stack: ExitStack, mode: str, work: Callable[[], None]) -> Any:
     stack.close()  # ends the mode before
     stack.enter_context(enable(mode, model=model))
     return work
@@ -70,8 +70,8 @@ def _embed(embeds: Any, inputs: dict[str, Any]) -> None:
 def compiled() -> Iterator[list[Row]]:
     """What ``naflex-fast bench --compile`` says of four blocks, whose batches have four lengths."""
     options = (
-        "bench --compile --model naflexvit_base_patch16_siglip --model-kwargs num_heads=2 depth=4 "
-        "embed_dim=192 --max-seq-len 64 128 196 256"
+        "bench --compile --phase train --model naflexvit_base_patch16_siglip --model-kwargs "
+        "num_heads=2 depth=4 embed_dim=192 --max-seq-len 64 128 196 256"
     )
     with TemporaryDirectory() as folder:
         file = Path(folder, "bench.json")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "lab" / "results"
 OURS = "matmul"
 PLAIN_ADD = "plain-add"
-MODELS = ("model/base", "model/small", "model/small_64")
+MODELS = ("model/base", "model/small")
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 
 Row = dict[str, Any]
