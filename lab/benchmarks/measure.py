@@ -40,7 +40,6 @@ for function in (
     races.rope,
     races.patch_kernels,
     races.other_libraries,
-    races.exported,
     counts.counts,
     counts.graphs,
     counts.rounding,

@@ -1,4 +1,4 @@
-"""Races of rotary embeddings, patch kernels, transformers' Siglip2 and exports.
+"""Races of rotary embeddings, patch kernels and transformers' Siglip2.
 
 Each function here yields the rows of race after race, for measure.py. pos_embed.py has those of the position embedding.
 """
@@ -6,12 +6,10 @@ Each function here yields the rows of race after race, for measure.py. pos_embed
 import copy
 import math
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +18,7 @@ from torch import Tensor
 from lab.benchmarks.pos_embed import WORKLOADS
 from lab.benchmarks.rows import Row, always, time_race
 from timm_naflex_fast import enable
-from timm_naflex_fast.commands.measure import export
-from timm_naflex_fast.commands.measure.bench.model import random_batch
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates
-from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.commands.measure.racing import Ready
 from timm_naflex_fast.names import BASELINE
 from timm_naflex_fast.pos_embed import kept
@@ -184,29 +179,3 @@ def _siglip2_embeddings(width: int) -> Any:
     embeddings = Siglip2VisionEmbeddings(config)
     embeddings.patch_embedding = torch.nn.Linear(1, width)
     return embeddings
-
-
-EXPORTED = (("embeddings", 8), ("embeddings", 64), ("whole model", 8))
-
-
-def exported() -> Iterator[list[Row]]:
-    """A ViT-S's embeddings, and the whole of it, exported, in each runtime, on other grids than
-    those of the export; beside timm's loop in eager PyTorch.
-    """
-    model, _ = load_model("vit_small_patch16_224", random_weights=True)
-    batches, free = export.make_inputs(model, size=None)
-    for part, batch in EXPORTED:
-        grids = WORKLOADS["siglip"].grids(batch)
-        inputs = random_batch(model, grids, max(h * w for h, w in grids))
-        exported_part = model.embeds if part == "embeddings" else model
-        module = export.Naflex(exported_part).eval()
-        facts = dict(workload="siglip", phase="infer", batch=batch)
-        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "model.onnx")
-            with enable("matmul", model=exported_part):
-                program = export.write(module, batches[0], free, file)
-            sides = {BASELINE: always(partial(module, **inputs))}
-            for name, load in export.LOADERS.items():
-                run = load(file, program)
-                sides[name] = always(partial(run, inputs))
-            yield time_race({**facts, "about": {"part": part}}, sides)

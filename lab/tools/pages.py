@@ -30,7 +30,6 @@ MADE = (
     races.speed,
     races.model,
     races.calls,
-    races.exported,
     races.way,
     races.startup,
     races.counts,

@@ -75,17 +75,6 @@ def calls() -> str:
     return measured(headings, lines, "calls")
 
 
-def exported() -> str:
-    """Exported programs in each runtime."""
-    runtimes = ("torch.export", "ONNX Runtime", "OpenVINO")
-    by = ("part", "workload", "batch")
-    lines = []
-    for what, race in races("exported", by=by):
-        times = [ratio(race, BASELINE, runtime) for runtime in runtimes]
-        lines.append([what, number(race[BASELINE]["median_ms"]), *times])
-    return measured([", ".join(by), "timm's loop, eager, ms", *runtimes], lines, "exported")
-
-
 def way() -> str:
     """What a call enters."""
     lines = []
