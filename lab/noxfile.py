@@ -101,11 +101,6 @@ exclude-operators = [
     "core/ReplaceComparisonOperator_(?!Eq_NotEq|NotEq_Eq|Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Is_IsNot|IsNot_Is)",
 ]
 """
-# Of each change that no test noticed, its file, line, and the difference.
-SURVIVORS = (
-    "SELECT module_path, start_pos_row, diff FROM mutation_specs JOIN work_results USING (job_id) "
-    "WHERE test_outcome = 'SURVIVED' ORDER BY module_path, start_pos_row"
-)
 # A program that prints the releases of an environment as JSON.
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
@@ -116,10 +111,8 @@ ABOUT = (
 
 def typed(session: nox.Session) -> str:
     """The command that runs this session, as a shell takes it."""
-    words = ["uv", "run", "nox", "-f", "lab/noxfile.py", "-s", session.name]
-    if session.posargs:
-        words += ["--", *session.posargs]
-    return shlex.join(words)
+    words = ["uv", "run", "nox", "-f", "lab/noxfile.py", "-s", session.name, "--"]
+    return shlex.join([*words, *session.posargs])
 
 
 def uv(session: nox.Session, extra: str, *command: str, **options: Any) -> Any:
@@ -140,7 +133,6 @@ def is_red(case: ElementTree.Element) -> bool:
 def run_pytest(session: nox.Session, extra: str, *arguments: str) -> ElementTree.Element:
     """Run pytest; its report about the tests."""
     report = Path(session.create_tmp()).resolve() / "report.xml"
-    report.unlink(missing_ok=True)
     command = ("python", "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}")
     uv(session, extra, *command, *arguments, success_codes=[0, 1])
     return ElementTree.parse(report).getroot()[0]
@@ -180,13 +172,9 @@ def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: 
     row |= {**provenance(typed(session)), **releases}
 
     out = result_file(file)
-    rows = json.loads(out.read_text())["rows"] if out.exists() else []
-    places = [place for place, old in enumerate(rows) if old[key] == row[key]]
-    if places:
-        rows[places[0]] = row
-    else:
-        rows.append(row)
-    write(out, {"rows": rows})
+    old = json.loads(out.read_text())["rows"] if out.exists() else []
+    rows = {row[key]: row for row in [*old, row]}
+    write(out, {"rows": [*rows.values()]})
 
 
 @nox.session(venv_backend="none")
@@ -208,31 +196,20 @@ def pairing(session: nox.Session, name: str) -> None:
 
 
 @nox.session(venv_backend="none")
-@nox.parametrize("slow", [False, True], ids=["fast", "slow"])
-def forced_stock(session: nox.Session, slow: bool) -> None:
+def forced_stock(session: nox.Session) -> None:
     """Our own tests with the library's own code in place of ours: each that asks for ours fails."""
     session.chdir(ROOT)  # nox runs sessions in the folder of this file
-    chosen = "slow and not fuzz" if slow else "not slow and not fuzz"
-    options = ("--tb=no", "-p", "tests.support.forced_stock", "-m", chosen)
+    options = ("--tb=no", "-p", "tests.support.forced_stock", "-m", "not fuzz")
     report = run_pytest(session, "", *options, *session.posargs)
 
     # tests/support/forced_stock.py marks the tests that ask for ours.
-    asking = set()
-    green = set()
-    for case in report.iter("testcase"):
-        if case.find("properties/property[@name='asks for ours']") is not None:
-            asking.add(name_of(case))
-            if not is_red(case):
-                green.add(name_of(case))
-    result = {
-        "ask for ours": len(asking),
-        "red": len(asking) - len(green),
-        "green": sorted(green),
-    }
-    file = "tests/forced_stock_slow.json" if slow else "tests/forced_stock.json"
-    write(result_file(file), {**provenance(typed(session)), **result})
+    asks = "properties/property[@name='asks for ours']"
+    asking = [case for case in report.iter("testcase") if case.find(asks) is not None]
+    green = [name_of(case) for case in asking if not is_red(case)]
+    result = {"ask for ours": len(asking), "red": len(asking) - len(green), "green": green}
+    write(result_file("tests/forced_stock.json"), {**provenance(typed(session)), **result})
     if green or not asking:
-        session.error(f"{len(asking)} ask for ours; green: {sorted(green)}")
+        session.error(f"{len(asking)} ask for ours; green: {green}")
 
 
 def calls_of(mode: str) -> int:
@@ -270,10 +247,7 @@ def timm_tests(session: nox.Session) -> None:
         for name in counts["failures"]:
             if name not in fail_anyway and MAY_FAIL not in name:
                 broken.append(name)
-        keep(
-            session, "versions/timm_tests.json", "mode", {"mode": mode, **counts, "broken": broken}
-        )
-        print(f"{session.name} {mode}: {counts}")
+        keep(session, "versions/timm_tests.json", "mode", {"mode": mode, **counts})
         if broken:
             session.error(f"fail under {mode} alone: {broken}")
         if mode != "stock" and not counts["calls"]:
@@ -291,45 +265,38 @@ def mutants(session: nox.Session) -> None:
     count, part, *tests = session.posargs
     commit = code_version()["commit"]
     wanted = MUTATIONS.format(commit=commit, count=count, part=part, tests=" ".join(tests))
-    folder = Path(session.create_tmp()).resolve()
-    settings = folder / "mutants.toml"
-    drawn = folder / "mutants.sqlite"
 
     # It writes each change into the file, so it gets a copy, and Python finds the copy first.
+    folder = Path(session.create_tmp()).resolve()
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
     session.env.update(UV_PROJECT=str(ROOT), PYTHONPATH=str(copy), OMP_NUM_THREADS="1")
     session.chdir(copy)
 
+    settings = folder / "mutants.toml"
+    found = folder / "found.sqlite"
+    drawn = folder / "drawn.sqlite"
     if not drawn.exists() or settings.read_text() != wanted:
         drawn.unlink(missing_ok=True)
+        found.unlink(missing_ok=True)
         settings.write_text(wanted)
-        draw_mutants(session, settings, drawn, int(count))
+        uv(session, COSMIC_RAY, "cosmic-ray", "baseline", str(settings))  # unchanged, they pass
+        uv(session, COSMIC_RAY, "cosmic-ray", "init", str(settings), str(found))
+        uv(session, COSMIC_RAY, "cr-filter-operators", str(found), str(settings))
+        with sqlite3.connect(found) as database:
+            chosen = (
+                "SELECT job_id FROM work_items WHERE job_id NOT IN (SELECT job_id FROM work_results) "
+                "ORDER BY random() LIMIT ?"
+            )
+            database.execute(f"CREATE TABLE chosen AS {chosen}", [int(count)])
+            for table in ("work_results", "mutation_specs", "work_items"):
+                database.execute(f"DELETE FROM {table} WHERE job_id NOT IN (SELECT * FROM chosen)")
+        found.rename(drawn)
+
     uv(session, COSMIC_RAY, "cosmic-ray", "exec", str(settings), str(drawn))
-
-    survivors = []
-    with sqlite3.connect(drawn) as database:
-        for file, line, diff in database.execute(SURVIVORS):
-            survivors.append({"file": file, "line": line, "change": diff.splitlines()[3:]})
-    row = {"part": part, "tests": tests, "drawn": int(count), "not noticed": survivors}
-    keep(session, "tests/mutants.json", "part", row)
+    report = ("cr-report", "--surviving-only", "--show-diff", str(drawn))
+    survivors = uv(session, f"-q {COSMIC_RAY}", *report, silent=True)
+    print(survivors)
+    keep(session, "tests/mutants.json", "part", {"part": part, "report": survivors.splitlines()})
     drawn.unlink()
-    print(json.dumps(survivors, indent=1))
-
-
-def draw_mutants(session: nox.Session, settings: Path, drawn: Path, count: int) -> None:
-    """Write ``count`` changes, drawn from all, into Cosmic Ray's database."""
-    uv(session, COSMIC_RAY, "cosmic-ray", "baseline", str(settings))  # unchanged, they pass
-    found = drawn.with_name("found.sqlite")
-    uv(session, COSMIC_RAY, "cosmic-ray", "init", "--force", str(settings), str(found))
-    uv(session, COSMIC_RAY, "cr-filter-operators", str(found), str(settings))
-    with sqlite3.connect(found) as database:
-        chosen = (
-            "SELECT job_id FROM work_items WHERE job_id NOT IN (SELECT job_id FROM work_results) "
-            "ORDER BY random() LIMIT ?"
-        )
-        database.execute(f"CREATE TABLE chosen AS {chosen}", [count])
-        for table in ("work_results", "mutation_specs", "work_items"):
-            database.execute(f"DELETE FROM {table} WHERE job_id NOT IN (SELECT * FROM chosen)")
-    found.rename(drawn)

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import timm_naflex_fast
-from lab.benchmarks.pos_embed import Workload, activation, call, served
-from lab.benchmarks.rows import Row
+from lab.benchmarks.pos_embed import Row, Workload, ready, served
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates, siglip_grids
 from timm_naflex_fast.commands.measure.racing import in_new_processes, race
 from timm_naflex_fast.names import BASELINE
@@ -28,10 +26,9 @@ STARTS = 11
 NEW = [(h, w) for h in range(5, 25) for w in range(5, 25) if h != w and h * w <= 400]
 FIVE = [(12, 21), (16, 16), (21, 12), (9, 28), (14, 18)]
 SMALL = Workload("16x16 table", siglip_grids(256), (16, 16))
-NOT_ANTIALIASED = {"pos_embed_antialias": False}
-SMALL_CUBIC = Workload("16x16 table, bicubic", siglip_grids(256), (16, 16), mode="bicubic")
-LARGE = Workload("64x64 table", siglip_grids(256), (64, 64), options=NOT_ANTIALIASED)
-LARGE_CUBIC = LARGE._replace(name="64x64 table, bicubic", mode="bicubic")
+SMALL_CUBIC = SMALL._replace(mode="bicubic")
+LARGE = SMALL._replace(table=(64, 64), options={"pos_embed_antialias": False})
+LARGE_CUBIC = LARGE._replace(mode="bicubic")
 
 
 class Case(NamedTuple):
@@ -72,24 +69,21 @@ def time_case(case: Case, rounds: int) -> dict[str, float]:
         coord = coordinates([grid])
         batches.append((torch.zeros(1, coord.shape[1], case.channels), coord))
 
-    def ready(embeds: Any) -> Callable[[], None]:
+    def ready_all(embeds: Any) -> Callable[[], None]:
         if case.grids is NEW:
             kept.clear_all()
-        calls: list[Callable[[], None]] = []
+        calls = []
         for x, coord in batches:
-            upstream = None
-            if case.trains:
-                upstream = x
-                x = activation(x)
-            calls.append(partial(call, embeds, x, coord, upstream))
+            upstream = x if case.trains else None
+            calls.append(ready(embeds, x, coord, upstream, values=None))
         return partial(_all_of, calls)
 
     sides = {}
     with ExitStack() as stack:
         for name in NAMES:
-            embeds = case.table.embeds(case.channels).requires_grad_(case.trains)
+            embeds = case.table.embeds(case.channels)
             stack.enter_context(served(name, embeds))
-            sides[name] = partial(ready, embeds)
+            sides[name] = partial(ready_all, embeds)
         found = race(sides, rounds)
     return {name: figures["median_ms"] for name, figures in found.items()}
 
@@ -99,9 +93,9 @@ def _all_of(calls: Sequence[Callable[[], None]]) -> None:
         each()
 
 
-def time_cases(rounds: int) -> list[dict[str, float]]:
+def time_cases() -> list[dict[str, float]]:
     """Of each case the milliseconds of each contender."""
-    return [time_case(case, rounds) for case in CASES]
+    return [time_case(case, ROUNDS) for case in CASES]
 
 
 def calls() -> Iterator[list[Row]]:
@@ -110,7 +104,7 @@ def calls() -> Iterator[list[Row]]:
     "times_faster" is timm's time over the contender's, the median of the processes; "least" and
     "most" are its range.
     """
-    (processes,) = in_new_processes({"calls": partial(time_cases, ROUNDS)}).values()
+    processes = in_new_processes({"calls": time_cases})["calls"]
     for case, times in zip(CASES, zip(*processes)):
         found = []
         for name in NAMES:
@@ -151,14 +145,11 @@ def way() -> Iterator[list[Row]]:
         kept.clear_all()
         coord = coordinates(grids)
         x = torch.zeros(*coord.shape[:2], 768)
-        upstream: Tensor | None = None
-        if phase == "train":
-            upstream = x
-        embeds = SMALL.embeds(768).requires_grad_(phase == "train")
+        upstream = x if phase == "train" else None
+        embeds = SMALL.embeds(768)
         with timm_naflex_fast.enable():
             for _ in range(4):
-                tokens = x if upstream is None else activation(x)
-                found = entered(partial(call, embeds, tokens, coord, upstream))
+                found = entered(ready(embeds, x, coord, upstream, values=None))
         counted.append({"phase": phase, "grids": len(grids), **found})
     yield counted
 
@@ -168,8 +159,13 @@ def startup() -> Iterator[list[Row]]:
     command = [str(Path(sys.executable).with_name("naflex-fast")), "--version"]
     times = []
     for _ in range(STARTS):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = _of_children()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        times.append(_of_children() - before)
     yield [{"what": "naflex-fast --version", "cpu_ms": 1e3 * statistics.median(times)}]
+
+
+def _of_children() -> float:
+    """The CPU time of all processes that this one started and that have ended, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -8,7 +8,7 @@ may be PyTorch's fake ones, which have no numbers.
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -48,8 +48,8 @@ def counting() -> Iterator[dict[str, int]]:
 
     This package's caches serve as if nobody watched.
 
-    - read, written: bytes.
-    - operators: that read or write.
+    - moved: bytes that operators read and write.
+    - operators: that move any.
     - peak: the most bytes that are held at once, beyond those before.
     - host_waits: how often the host would wait for a GPU. A tensor that ``.cpu()`` made counts as
       one of the GPU still.
@@ -81,7 +81,7 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = dict(read=0, written=0, operators=0, peak=0, host_waits=0)
+        self.count = dict(moved=0, operators=0, peak=0, host_waits=0)
         self._held = 0
         self._known: set[int] = set()
 
@@ -89,12 +89,6 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a fake tensor
             return func(*args, **kwargs)
-
-        # In inference mode, what is made of other operators comes as one.
-        with self:
-            out = func.decompose(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
 
         schema = func._schema
         given = {argument.name: value for argument, value in zip(schema.arguments, args)}
@@ -109,20 +103,10 @@ class _Operators(TorchDispatchMode):
         if _waits(name, given):
             self.count["host_waits"] += 1
         if name not in EMPTY and not _is_view(schema):
-            self._add(_touched(name, schema, given, out))
+            moved = sum(_moved(name, schema, given, out))
+            self.count["moved"] += moved
+            self.count["operators"] += moved > 0
         return out
-
-    def _add(self, touched: Iterable[tuple[int, int]]) -> None:
-        """Count an operator by the bytes that it reads and writes of each tensor."""
-        read = 0
-        written = 0
-        for more_read, more_written in touched:
-            read += more_read
-            written += more_written
-        self.count["read"] += read
-        self.count["written"] += written
-        if read or written:
-            self.count["operators"] += 1
 
     def _hold(self, tensor: Tensor, size: int) -> None:
         """Count new memory until it is freed."""
@@ -156,7 +140,7 @@ def _is_view(schema: Any) -> bool:
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def _touched(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterator[tuple[int, int]]:
+def _moved(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterator[int]:
     """The bytes that an operator reads and writes of each tensor."""
     for place, argument in enumerate(schema.arguments):
         alias = argument.alias_info
@@ -166,13 +150,13 @@ def _touched(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterato
             size = _bytes(tensor)
             if place == 0:
                 size = min(size, _most_of_first(name, given, out))
-            yield size * reads, size * writes
+            yield size * (reads + writes)
 
     results = out if isinstance(out, (tuple, list)) else [out]
     for result, returned in zip(results, schema.returns):
         if returned.alias_info is None:
             for tensor in _tensors(result):
-                yield 0, _bytes(tensor)
+                yield _bytes(tensor)
 
 
 def _most_of_first(name: str, given: dict[str, Any], out: Any) -> Any:

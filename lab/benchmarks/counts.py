@@ -3,17 +3,15 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab.benchmarks.costs import counting
-from lab.benchmarks.pos_embed import BATCH, PLAIN_ADD, SHOWN, WORKLOADS, sides
-from lab.benchmarks.rows import Row
+from lab.benchmarks.pos_embed import BATCH, PLAIN_ADD, SHOWN, WORKLOADS, Row, sides
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.bench import model as whole
 from timm_naflex_fast.commands.measure.bench.workloads import coordinates, siglip_grids
@@ -46,12 +44,10 @@ def count_step(name: str, workload: str, batch: int, channels: int) -> dict[str,
         strategy = name.split(",")[0]
         made = sides(WORKLOADS[workload], batch, "train", [strategy], stack, channels)
         (ready,) = made.values()
-        if name != "stock":  # which caches nothing, and takes long
+        for _ in range(2):
             work = ready()
-            work()
-        work = ready()
-        with counting() as count:
-            work()
+            with counting() as count:
+                work()
     return count
 
 
@@ -110,14 +106,12 @@ def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     source = random.Random(seed)
     grid = siglip_grids(tokens)
     grids = [grid(source) for _ in range(IMAGES)]
+    shapes = torch.tensor(grids)  # (B, 2)
     patches = torch.randn(IMAGES, tokens, 768)
-    real = torch.tensor([[h * w] for h, w in grids])  # (B, 1)
-    valid = torch.arange(tokens) < real  # (B, N)
+    valid = torch.arange(tokens) < shapes.prod(1, keepdim=True)  # (B, N)
     if library == "timm":
         return dict(x=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
-    return dict(
-        pixel_values=patches, pixel_attention_mask=valid.long(), spatial_shapes=torch.tensor(grids)
-    )
+    return dict(pixel_values=patches, pixel_attention_mask=valid.long(), spatial_shapes=shapes)
 
 
 def train(run: Any, batch: Any) -> None:
@@ -154,48 +148,10 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
             export(model, draw(library, lengths[0], seed=0))
             return {}
         batches = []
-        for number in range(BATCHES):
-            length = lengths[number % len(lengths)]
+        for number, length in zip(range(BATCHES), cycle(lengths)):
             batches.append(draw(library, length, seed=number))
         counted, _ = whole.count_graphs(model, batches, train, backend="aot_eager", **options)
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
-
-
-def rounding() -> Iterator[list[Row]]:
-    """A row for each contender: how far Siglip2's position embeddings are off, with and without
-    autocast.
-
-    64 images of the grids of ``siglip``, a table of 16 x 16 normal numbers, patch projection 0. The
-    difference is that from ``F.interpolate`` in float64, relative to the table's largest number.
-    """
-    from transformers import Siglip2VisionConfig
-    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
-
-    torch.manual_seed(0)
-    embeddings = Siglip2VisionEmbeddings(Siglip2VisionConfig())
-    for parameter in embeddings.patch_embedding.parameters():
-        torch.nn.init.zeros_(parameter)
-    table = torch.nn.init.normal_(embeddings.position_embedding.weight)
-    grids = WORKLOADS["siglip"].grids(BATCH)
-    patches = torch.zeros(len(grids), 256, 768)
-    image = table.detach().double().view(1, 16, 16, -1).permute(0, 3, 1, 2)
-    wants = []
-    for grid in grids:
-        want = F.interpolate(image, grid, mode="bilinear", antialias=True)  # (1, C, h, w)
-        wants.append(want[0].flatten(1).t())
-    contender: Any
-    for contender in LIBRARIES["transformers"]:
-        row: dict[str, Any] = {"library": "transformers", "contender": contender}
-        for precision in ("float32", "autocast"):
-            with (
-                torch.no_grad(),
-                enable(contender, library="transformers"),
-                torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"),
-            ):
-                got = embeddings(patches, torch.tensor(grids))
-            off = [(own[: len(want)] - want).abs().max() for own, want in zip(got, wants)]
-            row[precision] = (max(off) / table.abs().max()).item()
-        yield [row]
 
 
 def graphs() -> Iterator[list[Row]]:

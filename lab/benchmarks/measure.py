@@ -1,11 +1,12 @@
 """Measure what the pages show: a name is a result file in lab/results/, without .json. Then: uv run
 lab/tools/pages.py.
 
-uv run lab/benchmarks/measure.py                          # everything, about an hour
+uv run lab/benchmarks/measure.py                          # everything, half an hour
 uv run lab/benchmarks/measure.py speed/siglip counts      # these files
 uv run --with executorch==1.5.1 lab/benchmarks/measure.py executorch
 
-Nothing else may run beside it: on a busy machine it does not start.
+Each file is written when its figures are there. Nothing else may run beside it: on a busy machine
+it does not start.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 from tabulate import tabulate
 
 from lab.benchmarks import calls, counts, mobile, pos_embed, races, whole_models
-from timm_naflex_fast.commands.measure.output import provenance, to_json
+from timm_naflex_fast.commands.measure.output import provenance, to_json, written_whole
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
@@ -40,9 +41,9 @@ for function in (
     races.rope,
     races.patch_kernels,
     races.other_libraries,
+    races.rounding,
     counts.counts,
     counts.graphs,
-    counts.rounding,
     mobile.executorch,
 ):
     MEASURED[function.__name__] = function
@@ -53,10 +54,7 @@ def measure(name: str) -> dict[str, Any]:
     start = time.monotonic()
     found = []
     for race in MEASURED[name]():
-        shown = []
-        for row in race:
-            shown.append({key: value for key, value in row.items() if not isinstance(value, dict)})
-        print(tabulate(shown, "keys", intfmt=","), flush=True)
+        print(tabulate(race, "keys", intfmt=","), flush=True)
         found += race
     about = provenance(f"uv run lab/benchmarks/measure.py {name}")
     return {**about, "seconds": round(time.monotonic() - start), "rows": found}
@@ -67,18 +65,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    help = f"of {', '.join(MEASURED)} (all)"
-    parser.add_argument("names", nargs="*", metavar="NAME", help=help, default=[*MEASURED])
+    parser.add_argument("names", nargs="*", choices=["all", *MEASURED], default="all")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     if load > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
-    for name in options.names:
+    for name in MEASURED if options.names == "all" else options.names:
         print(f"== {name}", flush=True)
         record = measure(name)
-        file = RESULTS / f"{name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_json(record), encoding="utf-8")
+        with written_whole(RESULTS / f"{name}.json") as file:
+            file.write_text(to_json(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

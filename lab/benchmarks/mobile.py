@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lab.benchmarks.counts import make
-from lab.benchmarks.rows import Row
+from lab.benchmarks.pos_embed import Row
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure import export
 from timm_naflex_fast.commands.measure.bench.model import random_batch

@@ -18,7 +18,6 @@ import torch
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
-from lab.benchmarks.rows import Row, always, time_race
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.bench.workloads import (
     Draw,
@@ -26,7 +25,7 @@ from timm_naflex_fast.commands.measure.bench.workloads import (
     coordinates,
     siglip_grids,
 )
-from timm_naflex_fast.commands.measure.racing import Ready
+from timm_naflex_fast.commands.measure.racing import Ready, race
 from timm_naflex_fast.names import BASELINE, STRATEGY_NAMES
 from timm_naflex_fast.pos_embed import kept
 
@@ -42,7 +41,26 @@ FLAG = "timm-flag-bilinear"  # timm's own flag, with this filter
 NAMES = (BASELINE, FLAG, "matmul", PLAIN_ADD)
 
 
+ROUNDS = 30  # of a race
 NO_OPTIONS: Mapping[str, Any] = {}
+Row = dict[str, Any]
+
+
+def time_race(facts: Row, sides: Mapping[str, Ready], rounds: int = ROUNDS) -> list[Row]:
+    """A race as the rows of a result file: for each side, ``facts`` and its figures.
+
+    Args:
+        facts: what the race is: "workload", "phase", "batch", and "about", further ones.
+        sides: as ``race`` takes them.
+        rounds: of the race.
+    """
+    found = race(sides, rounds)
+    return [{**facts, "contender": name, **figures} for name, figures in found.items()]
+
+
+def always(work: Callable[[], Any]) -> Ready:
+    """A side that needs no readying."""
+    return lambda: work
 
 
 class Workload(NamedTuple):

@@ -3,7 +3,6 @@
 Each function here yields the rows of race after race, for measure.py. pos_embed.py has those of the position embedding.
 """
 
-import copy
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.benchmarks.pos_embed import WORKLOADS
-from lab.benchmarks.rows import Row, always, time_race
+from lab.benchmarks.pos_embed import WORKLOADS, Row, always, time_race
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.bench.workloads import Grid, coordinates
 from timm_naflex_fast.commands.measure.racing import Ready
@@ -27,6 +25,7 @@ HEADS = 6
 HEAD_DIM = 64
 DEPTH = 2
 KERNELS = 768
+WIDTH = 768  # of Siglip2
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
 
 
@@ -71,9 +70,7 @@ def _rope_sides(kind: str, phase: str, batch: int, stack: ExitStack) -> dict[str
         embeddings = list(model._generate_rope_naflex(x, coord))
         torch.autograd.backward(embeddings, [upstream] * len(embeddings))
 
-    work = infer
-    if phase == "train":
-        work = train
+    work = train if phase == "train" else infer
     sides = {}
     for name in (BASELINE, "batched"):
         model = _small_rope_model(kind)
@@ -145,9 +142,7 @@ def other_libraries() -> Iterator[list[Row]]:
     Every call has other grids, all of them met before; patches hold one value each, so that their
     projection costs little.
     """
-    width = 768
-    embeddings = _siglip2_embeddings(width)
-    models: dict[Any, Any] = {name: copy.deepcopy(embeddings) for name in (BASELINE, "matmul")}
+    models = {name: _siglip2_embeddings() for name in (BASELINE, "matmul")}
     grids = WORKLOADS["siglip"].grids(64)
 
     def ready(model: Any, pixels: Tensor, train: bool) -> Callable[[], None]:
@@ -155,14 +150,13 @@ def other_libraries() -> Iterator[list[Row]]:
         return partial(compute_step, compute, train, [*model.parameters()], upstream)
 
     with ExitStack() as stack:
-        for name, model in models.items():
-            if name != BASELINE:
-                stack.enter_context(enable(name, model=model))
+        stack.enter_context(enable("matmul", model=models["matmul"]))
+        for model in models.values():
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
         for batch, phase in product((1, 16, 64), ("infer", "train")):
             pixels = torch.randn(batch, 256, 1)
-            upstream = torch.ones(batch, 256, width)
+            upstream = torch.ones(batch, 256, WIDTH)
             draw = random.Random(batch)
             sides = {}
             for name, model in models.items():
@@ -171,11 +165,32 @@ def other_libraries() -> Iterator[list[Row]]:
             yield time_race(facts, sides)
 
 
-def _siglip2_embeddings(width: int) -> Any:
+def rounding() -> Iterator[list[Row]]:
+    """A row for each contender: how far autocast moves Siglip2's position embeddings of 64 images.
+
+    Largest difference from those in float32, relative to the table's largest number. Patches are 0,
+    and the table holds normal numbers.
+    """
+    embeddings = _siglip2_embeddings()
+    torch.nn.init.zeros_(embeddings.patch_embedding.bias)
+    seeded = torch.Generator().manual_seed(0)
+    table = torch.nn.init.normal_(embeddings.position_embedding.weight, generator=seeded)
+    inputs = (torch.zeros(64, 256, 1), torch.tensor(WORKLOADS["siglip"].grids(64)))
+    contender: Any
+    for contender in (BASELINE, "interpolate_cached", "matmul"):
+        with torch.no_grad(), enable(contender, library="transformers"):
+            want = embeddings(*inputs)
+            with torch.autocast("cpu", torch.bfloat16):
+                got = embeddings(*inputs)
+        off = (got - want).abs().max() / table.abs().max()
+        yield [{"contender": contender, "autocast": off.item()}]
+
+
+def _siglip2_embeddings() -> Any:
     import transformers
     from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
-    config = transformers.Siglip2VisionConfig(hidden_size=width, num_patches=256)
+    config = transformers.Siglip2VisionConfig(hidden_size=WIDTH, num_patches=256)
     embeddings = Siglip2VisionEmbeddings(config)
-    embeddings.patch_embedding = torch.nn.Linear(1, width)
+    embeddings.patch_embedding = torch.nn.Linear(1, WIDTH)
     return embeddings

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from lab.benchmarks.pos_embed import WORKLOADS
-from lab.benchmarks.rows import Row, time_race
+from lab.benchmarks.pos_embed import WORKLOADS, Row, time_race
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.cli import main as cli
 from timm_naflex_fast.commands.measure.bench.model import make_step, random_batch
 from timm_naflex_fast.commands.measure.models import load_model
 from timm_naflex_fast.names import BASELINE
 
+NAMES = (BASELINE, "matmul")
 BATCH = 8
 EMBEDS = "embeddings alone"
 ROUNDS = 10
@@ -39,11 +39,8 @@ def races(model: str, names: Sequence[str]) -> Iterator[list[Row]]:
         embed = partial(_embed, loaded.embeds, inputs)
         with ExitStack() as stack:
             ready = partial(_ready, loaded, stack)
-            sides = {
-                BASELINE: partial(ready, BASELINE, step),
-                "matmul": partial(ready, "matmul", step),
-                EMBEDS: partial(ready, BASELINE, embed),
-            }
+            sides = {mode: partial(ready, mode, step) for mode in NAMES}
+            sides[EMBEDS] = partial(ready, BASELINE, embed)
             facts = dict(workload=name, phase=phase, batch=BATCH)
             stock, ours, embeds = time_race(facts, sides, ROUNDS)
         share = embeds["median_ms"] / stock["median_ms"]
@@ -60,8 +57,7 @@ def _ready(model: Any, stack: ExitStack, mode: str, work: Callable[[], None]) ->
 def _embed(embeds: Any, inputs: dict[str, Any]) -> None:
     """The embeddings alone; of a model in training, with their backward pass."""
     with torch.set_grad_enabled(embeds.training):
-        out = embeds(inputs["patches"], inputs["patch_coord"], inputs["patch_valid"])
-    tokens = out[0] if isinstance(out, tuple) else out
+        tokens, _ = embeds(inputs["patches"], inputs["patch_coord"], inputs["patch_valid"])
     if embeds.training:
         tokens.backward(tokens.detach())
         embeds.zero_grad()

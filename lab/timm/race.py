@@ -1,7 +1,7 @@
 """Times and memory of timm's loop, the loop with each patch, timm's flag, and this package.
 
     uv run lab/timm/race.py        # on a GPU, if there is one
-    uv run lab/timm/race.py --json lab/timm/race.json  # docs/in-timm.md's
+    uv run lab/timm/race.py --json lab/results/in_timm.json  # docs/in-timm.md's
 
 One step adds position embeddings to the tokens; in training, it goes backward, too. The table
 changes before every step, so that nothing that was kept helps. The peak is what a step holds
@@ -24,8 +24,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
 from lab.benchmarks.costs import counting
-from lab.benchmarks.pos_embed import LEARNED, SAMPLED, WORKLOADS, ready
-from lab.benchmarks.rows import Row, time_race
+from lab.benchmarks.pos_embed import LEARNED, SAMPLED, WORKLOADS, Row, ready, time_race
 from lab.timm.patched import load_embeds
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure.output import check_writable, positive, provenance, to_json
@@ -167,7 +166,7 @@ def main() -> None:
                 flush=True,
             )
     if args.json:
-        about = provenance("uv run lab/timm/race.py --json lab/timm/race.json")
+        about = provenance("uv run lab/timm/race.py --json lab/results/in_timm.json")
         about["seconds"] = round(time.perf_counter() - start)
         args.json.write_text(to_json({**about, "rows": rows}))
 

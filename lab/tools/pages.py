@@ -4,7 +4,7 @@ With --check nothing is written: it names the pages that differ from the result 
 an error.
 
 No figure is typed by hand, and no sentence stands in this code. What stands in a page between
-`<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the function NAME of SECTIONS; below each
+`<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the function NAME of page_parts; below each
 table stand the date, the commit and the command of its figures. Between `<!--NAME-->` and
 `<!--/-->` stands a number of a sentence, that of ``sections.numbers``.
 """
@@ -14,28 +14,10 @@ import re
 import sys
 
 from lab.tools.page_parts import races, sections
-from lab.tools.page_parts.pictures import draw_drift
-from lab.tools.page_parts.results import RESULTS, ROOT
+from lab.tools.page_parts.results import OURS, RESULTS, ROOT, read
+from timm_naflex_fast.commands.measure.drift.report import render
 
-MADE = (
-    sections.first_screen,
-    sections.graphs,
-    sections.rounding,
-    sections.drift_peers,
-    sections.drift_photos,
-    sections.agreement,
-    sections.ten_lines,
-    sections.in_timm,
-    sections.versions,
-    races.speed,
-    races.model,
-    races.calls,
-    races.way,
-    races.startup,
-    races.counts,
-    races.steps,
-)
-SECTIONS = {function.__name__: function for function in MADE}
+SECTIONS = {**vars(sections), **vars(races)}
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(\n?<!-- \2: end -->)", re.DOTALL)
 NUMBER = re.compile(r"(<!--(\w+)-->)[^<]*(?=<!--/-->)")
 PAGES = (
@@ -51,6 +33,15 @@ def fill(text: str) -> str:
     """``text`` with what is between markers made anew."""
     text = MARKED.sub(lambda found: found[1] + SECTIONS[found[2]]() + "\n" + found[3].strip(), text)
     return NUMBER.sub(lambda found: found[1] + sections.numbers()[found[2]], text)
+
+
+def draw_drift() -> None:
+    """Draw the pictures of drift, on the digits and on photos."""
+    names = ("grid_sample", OURS)
+    for folder in ("digits", "photos"):
+        report = read(f"drift/{folder}/report")
+        picture = render("dots.svg.j2", grids=report["survey"]["grids"], names=names)
+        (RESULTS / "drift" / folder / "drift.svg").write_text(picture)
 
 
 def main() -> int:

@@ -7,14 +7,12 @@ It runs under -O too, so nothing here is an assert.
 
 import sys
 from importlib import metadata
+from typing import Any
 
 import timm
 import torch
 
 import timm_naflex_fast
-from timm_naflex_fast.names import StrategyName
-
-EXACT: tuple[StrategyName, ...] = ("matmul", "interpolate_cached")
 
 model = timm.create_model(
     "naflexvit_base_patch16_gap", depth=1, embed_dim=64, num_heads=2, num_classes=5
@@ -29,14 +27,14 @@ batch = {
 want = model(batch)
 
 
-def equals_timm(mode: StrategyName) -> bool:
+def equals_timm(mode: Any) -> bool:
     """Whether the model's output under a mode is timm's own."""
     with timm_naflex_fast.enable(mode):
         got = model(batch)
     return torch.allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-for exact in EXACT:
+for exact in ("matmul", "interpolate_cached"):
     if not equals_timm(exact):
         sys.exit(f"smoke: {exact} differs from timm's own result")
 if equals_timm("grid_sample"):

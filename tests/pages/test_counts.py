@@ -1,7 +1,5 @@
 """Costs that are counted: a performance test in which no clock takes part."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,7 +35,7 @@ def test_what_operators_read_and_write_and_hold():
 
     read = 160 + (32 + 32) + 160 + (48 + 24 + 48) + (48 + 24) + (48 + 48)
     written = 160 + 32 + 160 + 48 + 48 + 48
-    assert (count["read"], count["written"]) == (read, written)
+    assert count["moved"] == read + written
     assert count["operators"] == 6
     assert count["peak"] == 160
     assert more.shape == (3, 4)
@@ -47,16 +45,11 @@ CALLS = [(X.sum, 0), (lambda: X[1:].add(torch.ones(3)), 0)]
 CALLS += [(call, 1) for call in WAITS]
 
 
-@pytest.mark.parametrize("mode", [nullcontext, torch.inference_mode])
 @pytest.mark.parametrize(("call", "waits"), CALLS)
-def test_what_waits_for_a_gpu(call, waits, mode):
-    with mode(), counting() as count:
+def test_what_waits_for_a_gpu(call, waits):
+    with counting() as count:
         call()
     assert count["host_waits"] == waits
-
-
-def moved(row):
-    return row["read"] + row["written"]
 
 
 @ran("matmul")
@@ -66,10 +59,10 @@ def test_what_a_training_step_costs():
 
     # matmul's bytes are close to those of one plain add, and linear in the tokens; it reads the
     # grids once.
-    assert moved(matmul) <= 2 * moved(plain)
+    assert matmul["moved"] <= 2 * plain["moved"]
     assert matmul["host_waits"] == 1
     large = costs("siglip", 96, names=("matmul",))["matmul"]
-    assert moved(large) / large["tokens"] <= 1.02 * moved(matmul) / matmul["tokens"]
+    assert large["moved"] / large["tokens"] <= 1.02 * matmul["moved"] / matmul["tokens"]
 
     # The traceable form never waits, and its operators do not become more with the grids.
     few_grids = costs("siglip", 2, names=(TRACEABLE,))[TRACEABLE]
@@ -79,4 +72,4 @@ def test_what_a_training_step_costs():
 
     # timm copies the gradient for each grid, and reads each image's.
     assert stock["host_waits"] >= 96
-    assert moved(stock) > 10 * moved(plain)
+    assert stock["moved"] > 10 * plain["moved"]

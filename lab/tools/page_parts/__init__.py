@@ -3,5 +3,4 @@
 - results.py reads result files, and tells where figures come from.
 - races.py: the tables of times and counts.
 - sections.py: the other tables, and the first screen.
-- pictures.py: drift as PNG.
 """

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lab.tools.page_parts.results import MODELS, OURS, PLAIN_ADD, measured, rows_of
+from lab.benchmarks.pos_embed import PLAIN_ADD
+from lab.tools.page_parts.results import MODELS, OURS, measured, rows_of
 from timm_naflex_fast.names import BASELINE
 
 STEP = ("workload", "phase", "batch")
@@ -93,10 +94,9 @@ def counts() -> str:
     """What a training step costs, counted."""
     lines = []
     for row in rows_of("counts"):
-        moved = row["read"] + row["written"]
         line = [row["workload"], f"`{row['contender']}`"]
         line += [f"{row['host_waits']:,}", f"{row['operators']:,}"]
-        lines.append([*line, number(moved / 1e9), number(row["peak"] / 1e9)])
+        lines.append([*line, number(row["moved"] / 1e9), number(row["peak"] / 1e9)])
     headings = ["workload", "mode", "waits", "operators", "moved, GB", "peak, GB"]
     return measured(headings, lines, "counts")
 

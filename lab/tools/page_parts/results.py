@@ -10,22 +10,15 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "lab" / "results"
 OURS = "matmul"
-PLAIN_ADD = "plain-add"
 MODELS = ("model/base", "model/small")
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 
 Row = dict[str, Any]
 
 
-def read(name: str) -> list[Row]:
-    """A result file, in a list; an empty one where it is not there."""
-    path = RESULTS / f"{name}.json"
-    return [json.loads(path.read_text())] if path.exists() else []
-
-
-def read_one(name: str) -> Row:
-    """A result file that is there."""
-    (record,) = read(name)
+def read(name: str) -> Row:
+    """A result file."""
+    record: Row = json.loads((RESULTS / f"{name}.json").read_text())
     return record
 
 
@@ -33,8 +26,6 @@ def table(
     headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Sequence[Row], command: str
 ) -> str:
     """A table, where its figures come from, and the command that makes them again."""
-    if not abouts:
-        return f"Not measured yet: `{command}`."
     return f"{table_alone(headings, lines)}\n\n{origin(abouts)}; `{command}`."
 
 
@@ -56,16 +47,13 @@ def origin(abouts: Sequence[Row]) -> str:
 
 def measured(headings: Sequence[str], lines: Iterable[Sequence[Any]], *names: str) -> str:
     """A table of figures of measure.py, from the result files of these names."""
-    abouts = []
-    for name in names:
-        abouts += read(name)
+    abouts = [read(name) for name in names]
     return table(headings, lines, abouts, f"uv run lab/benchmarks/measure.py {' '.join(names)}")
 
 
 def rows_of(*names: str) -> list[Row]:
-    """The rows of these result files; none of a file that is not there."""
+    """The rows of these result files."""
     rows = []
     for name in names:
-        for record in read(name):
-            rows += record["rows"]
+        rows += read(name)["rows"]
     return rows

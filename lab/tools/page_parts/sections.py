@@ -3,7 +3,7 @@
 Each function with the name of a section makes what stands there.
 """
 
-import json
+import re
 
 from lab.tools.page_parts.results import (
     MODELS,
@@ -12,7 +12,7 @@ from lab.tools.page_parts.results import (
     Row,
     measured,
     origin,
-    read_one,
+    read,
     rows_of,
     table,
     table_alone,
@@ -20,7 +20,6 @@ from lab.tools.page_parts.results import (
 from timm_naflex_fast.commands.measure.drift.report import rows as drift_rows
 from timm_naflex_fast.names import BASELINE
 
-IN_TIMM = ROOT / "lab" / "timm"
 FLAG = "timm-flag-bilinear"
 # The first screen's, and their names in the result file of lab/timm/race.py.
 WAYS = {BASELINE: "timm's loop", FLAG: "timm's flag", OURS: "this package"}
@@ -31,9 +30,9 @@ def numbers() -> dict[str, str]:
     """The numbers that stand in sentences of the pages."""
     shares = [100 * row["about"]["embeds_share"][BASELINE] for row in rows_of(*MODELS)]
     compiled = rows_by_contender("compiled", phase="train")
-    digits = read_one("drift/digits/report")["survey"]["drift"]
+    digits = read("drift/digits/report")["survey"]["drift"]
     flag = digits["grid_sample"]  # the flag's result
-    photos = read_one("drift/photos/report")["survey"]["drift"]["grid_sample"]
+    photos = read("drift/photos/report")["survey"]["drift"]["grid_sample"]
     executorch = {(row["part"], row["kernels"]): row["off"] for row in rows_of("executorch")}
     return {
         "least_share": f"{min(shares):.1f}",
@@ -70,7 +69,7 @@ def milliseconds(row: Row) -> str:
 
 def first_screen() -> str:
     """What decides whether to install it: each row of timm's loop, timm's flag, this package."""
-    photos = read_one("drift/photos/report")
+    photos = read("drift/photos/report")
     survey = photos["survey"]
     moved = [survey["drift"][name] for name in (BASELINE, "grid_sample", OURS)]
     same = [round(row["neighbours"] * survey["images"]) for row in moved]
@@ -94,8 +93,8 @@ def first_screen() -> str:
     # Three columns stand within 400 pixels: timm's two ways share one.
     lines = [[what, f"{loop} / {flag}", ours] for what, (loop, flag, ours) in rows.items()]
     text = table_alone(["", "timm's loop / its flag", "this package"], lines)
-    files = ("graphs", "compiled", "speed/siglip", "counts")
-    abouts = [photos["made"], *map(read_one, files), race_of_patches()]
+    files = ("graphs", "compiled", "speed/siglip", "counts", "in_timm")
+    abouts = [photos["made"], *map(read, files)]
     return f"{text}\n\n{origin(abouts)}."
 
 
@@ -121,19 +120,12 @@ def graph_rows(way: str) -> list[Row]:
 
 def resize_alone(contender: str) -> str:
     """The range of the medians of a training step on ``siglip``, in the processes that timed it."""
-    step = dict(workload="siglip", phase="train")
-    medians = [rows_by_contender("speed/siglip", **step)[contender]["median_ms"]]
-    for row in race_of_patches()["rows"]:
-        same_step = {key: row[key] for key in step} == step
-        if same_step and row["contender"] == WAYS[contender]:
+    medians = []
+    for row in rows_of("speed/siglip", "in_timm"):
+        is_step = (row["workload"], row["phase"]) == ("siglip", "train")
+        if is_step and row["contender"] in (contender, WAYS[contender]):
             medians.append(row["median_ms"])
     return f"{min(medians):.0f} to {max(medians):.0f} ms"
-
-
-def race_of_patches() -> Row:
-    """The result file of lab/timm/race.py."""
-    record: Row = json.loads((IN_TIMM / "race.json").read_text())
-    return record
 
 
 def graphs_text(row: Row) -> str:
@@ -156,12 +148,11 @@ def graphs() -> str:
 
 
 def rounding() -> str:
-    """How far Siglip2's position embeddings are off in transformers, and in ours."""
+    """How far autocast moves Siglip2's position embeddings in transformers, and in ours."""
     lines = []
     for row in rows_of("rounding"):
-        off = [f"{row[how]:.1e}" for how in ("float32", "autocast")]
-        lines.append([f"`{row['contender']}`", *off])
-    headings = ["Siglip2's position embeddings are off by", "float32", "bf16 autocast"]
+        lines.append([f"`{row['contender']}`", f"{row['autocast']:.1e}"])
+    headings = ["who computes Siglip2's position embeddings", "bf16 autocast moves them by"]
     return measured(headings, lines, "rounding")
 
 
@@ -177,7 +168,7 @@ def drift_photos() -> str:
 
 def drift_table(name: str) -> str:
     """How far each mode moves a model from timm's loop, from a report."""
-    report = read_one(f"drift/{name}/report")
+    report = read(f"drift/{name}/report")
     lines = []
     for line in drift_rows(report["survey"]):
         mode, *rest = line.values()
@@ -187,37 +178,31 @@ def drift_table(name: str) -> str:
 
 def agreement() -> str:
     """Who agrees with SigLIP-2's original implementation, stage by stage."""
-    record = read_one("recordings/agreement")
+    record = read("recordings/agreement")
     lines = []
-    reasons = []
     for row in record["rows"]:
         shares = []
         for stage in AGREEMENT_STAGES:
             share = row["stages"].get(stage)
             shares.append("" if share is None else f"{share:.1e}")
-        lines.append([row["who"], *shares, row["parts at"] or "nowhere"])
-        if row["reason"]:
-            reasons.append(f"- {row['who']}: {'; '.join(row['reason'])}.")
-    headings = ["who", *AGREEMENT_STAGES, "parts at"]
-    text = table(headings, lines, [record], record["command"])
-    return "\n".join([*reasons, "", text])
+        why = "; ".join(row["reason"] or [])
+        lines.append([row["who"], *shares, row["parts at"] or "nowhere", why])
+    headings = ["who", *AGREEMENT_STAGES, "parts at", "why"]
+    return table(headings, lines, [record], record["command"])
 
 
 def ten_lines() -> str:
     """The lines that the patch of ten lines adds for learned tables: the first two of its hunks."""
-    patch = (IN_TIMM / "ten_lines.patch").read_text()
-    _, *hunks = patch.split("+++ b/timm/models/naflexvit.py")[1].split("\n@@")
-    added = []
-    for line in "\n".join(hunks[:2]).splitlines():
-        is_code = line[1:].strip() and not line[1:].lstrip().startswith("#")
-        if line.startswith("+") and is_code:
-            added.append(line[1:])
+    patch = (ROOT / "lab" / "timm" / "ten_lines.patch").read_text()
+    _, code = patch.split("+++ b/timm/models/naflexvit.py\n")
+    hunks = code.split("@@ -")[1:3]
+    added = re.findall(r"^\+( *[^# \n].*)", "".join(hunks), re.MULTILINE)
     return "\n".join(["```python", *added, "```"])
 
 
 def in_timm() -> str:
     """timm's loop, both patches, timm's flag and this package: times, peak and waits."""
-    record = race_of_patches()
+    record = read("in_timm")
     lines: dict[str, dict[str, list[str]]] = {}
     for row in record["rows"]:
         figures = lines.setdefault(row["contender"], {})
@@ -227,7 +212,7 @@ def in_timm() -> str:
             figures.setdefault("waits", []).append(str(row["host_waits"]))
     shown = [[name, *map("/".join, figures.values())] for name, figures in lines.items()]
     headings = ["siglip/diverse/radio", *figures]
-    again = "uv run lab/timm/race.py --json lab/timm/race.json"
+    again = "uv run lab/timm/race.py --json lab/results/in_timm.json"
     return table(headings, shown, [record], again)
 
 
@@ -240,7 +225,7 @@ def counts_text(counts: Row) -> str:
 def versions() -> str:
     """The tests on every pairing of releases, and timm's own tests under each mode."""
     names = ("timm", "torch", "transformers", "python", "commit")
-    rows = read_one("versions/matrix")["rows"]
+    rows = read("versions/matrix")["rows"]
     lines = []
     for row in rows:
         counts = [counts_text(counts) for counts in row["layers"].values()]
@@ -249,7 +234,7 @@ def versions() -> str:
         [*names, *rows[0]["layers"]], lines, rows, "uv run nox -f lab/noxfile.py -s pairing"
     )
 
-    rows = read_one("versions/timm_tests")["rows"]
+    rows = read("versions/timm_tests")["rows"]
     lines = [[f"`{row['mode']}`", counts_text(row)] for row in rows]
     own = table(
         ["mode", "timm's own tests"], lines, rows, "uv run nox -f lab/noxfile.py -s timm_tests"
