@@ -263,7 +263,7 @@ def mutants(session: nox.Session) -> None:
     """
     session.chdir(ROOT)  # nox runs sessions in the folder of this file
     count, part, *tests = session.posargs
-    commit = code_version()["commit"]
+    commit = code_version()
     wanted = MUTATIONS.format(commit=commit, count=count, part=part, tests=" ".join(tests))
 
     # It writes each change into the file, so it gets a copy, and Python finds the copy first.

@@ -48,7 +48,7 @@ def races(model: str, names: Sequence[str]) -> Iterator[list[Row]]:
         yield [{**row, "about": about} for row in (stock, ours)]
 
 
-def _ready(model: Any, stack: ExitStack, mode: str, work: Callable[[], None]) -> Any:
+def _ready(model: Any, stack: ExitStack, mode: Any, work: Callable[[], None]) -> Any:
     stack.close()  # ends the mode before
     stack.enter_context(enable(mode, model=model))
     return work
