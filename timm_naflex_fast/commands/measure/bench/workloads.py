@@ -1,6 +1,8 @@
 """The grids of a batch of random images, and their coordinates.
 
 Importing this file needs neither torch nor timm.
+
+Tests: tests/commands/measure/bench/test_model.py.
 """
 
 import math
