@@ -2,9 +2,9 @@
 
 uv run examples/drift_report.py
     on the small model of train_digits.py and its held-out digits at many aspect ratios.
-uv run examples/drift_report.py --model naflexvit_base_patch16_siglip.v2_webli --images DIR
-[--checkpoint FILE]
-    on any timm NaFlexVit, and a folder of images. With SigLIP-2's weights and ports/kit/pictures
+uv run examples/drift_report.py --model naflexvit_base_patch16_siglip.v2_webli
+[--checkpoint FILE] [--images DIR]
+    on any timm NaFlexVit, and scikit-image's photos or a folder of images. With SigLIP-2's weights
     this draws what tests/siglip2 measures.
 Either with --out DIR writes the report with its plots: report.html and report.json.
 """

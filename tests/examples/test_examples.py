@@ -34,7 +34,8 @@ def test_committed_checkpoint_holds_its_promise():
 def test_every_example_has_help(script, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [script.name, "--help"])
     # What an example needs beyond PyTorch and timm, its help does without.
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    for package in ("sklearn", "skimage"):
+        monkeypatch.setitem(sys.modules, package, None)
     with suppress(SystemExit):
         runpy.run_path(str(script), run_name="__main__")
     out = capsys.readouterr().out

@@ -2,7 +2,7 @@
 
     SIGLIP2_WEIGHTS=hub uv run pytest tests/siglip2 -n0 -s
 
-fetches timm's weights (375 MB) and prints a table. SIGLIP2_WEIGHTS=FILE takes a file in timm's or
+fetches timm's weights (375 MB) and prints two tables. SIGLIP2_WEIGHTS=FILE takes a file in timm's or
 transformers' form, of the same size; without either the hub's cache is looked into.
 SIGLIP2_RESULTS=FILE also writes the figures (docs/json.md, ``survey``). Stand-ins with random
 weights are measured without that, and never called SigLIP-2's.
@@ -11,6 +11,7 @@ weights are measured without that, and never called SigLIP-2's.
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,10 @@ from timm_naflex_fast.text_table import table
 NAME = "naflexvit_base_patch16_siglip.v2_webli"
 KIT = Path(__file__).resolve().parents[2] / "ports" / "kit"
 KIT_SIZES = dict(embed_dim=32, depth=2, num_heads=4, patch_size=8, pos_embed_grid_size=(12, 12))
-SOURCE = "the kit's ten pictures"
+PICTURES = {
+    "the kit's ten pictures": partial(images.image_sources, KIT / "pictures"),
+    images.PHOTOS_WORDS: images.photos,
+}
 NO_WEIGHTS = (
     "no SigLIP-2 in the hub's cache: SIGLIP2_WEIGHTS=hub fetches it (375 MB), SIGLIP2_WEIGHTS=FILE "
     "takes timm's or transformers' file"
@@ -68,27 +72,31 @@ def test_drift_from_timms_unpatched_loop(load):
     cells = math.prod(model.embeds.pos_embed.shape[1:3])
     settings = settings_of(model) | {"max_seq_len": str(cells)}
     sha256 = fingerprint(model)
-    pictures = images.image_sources(KIT / "pictures")
-    with ran(*STRATEGY_NAMES):
-        found = survey(model, images.naflex_batches(pictures, settings, 16, []))
-    print(f"\nDrift from timm's loop, on {SOURCE}; weights: {weights}; SHA-256 {sha256[:12]}")
-    print(f"{table(rows(found))}\n{headline(found)}")
-    drift = found["drift"]
-    moves = [f"{drift[name]['embed_rel_rms']:.1e}" for name in ("grid_sample", "matmul")]
-    print("tokens, RMS: grid_sample {}, matmul {}".format(*moves))
+    surveys = {}
+    for source, pictures in PICTURES.items():
+        with ran(*STRATEGY_NAMES):
+            found = survey(model, images.naflex_batches(pictures(), settings, 16, []))
+        surveys[source] = found
+        print(f"\nDrift from timm's loop, on {source}; weights: {weights}; SHA-256 {sha256[:12]}")
+        print(f"{table(rows(found))}\n{headline(found)}")
+        drift = found["drift"]
+        moves = [f"{drift[name]['embed_rel_rms']:.1e}" for name in ("grid_sample", "matmul")]
+        print("tokens, RMS: grid_sample {}, matmul {}".format(*moves))
 
     results = os.environ.get("SIGLIP2_RESULTS")
     if results and load is siglip2:
         record = {
             "model": NAME,
             "weights": {"words": weights, "sha256": sha256},
-            "surveys": {SOURCE: found},
+            "surveys": surveys,
             "made": provenance("uv run pytest tests/siglip2"),
         }
         Path(results).write_text(to_json(record))
-    assert is_exact(found, "matmul")
-    assert drift["interpolate_cached"] == drift[BASELINE]
-    assert drift["grid_sample"]["embed_rel_rms"] > 100 * drift["matmul"]["embed_rel_rms"]
+    for found in surveys.values():
+        drift = found["drift"]
+        assert is_exact(found, "matmul")
+        assert drift["interpolate_cached"] == drift[BASELINE]
+        assert drift["grid_sample"]["embed_rel_rms"] > 100 * drift["matmul"]["embed_rel_rms"]
 
 
 def test_stand_ins_are_not_taken_for_siglip2(tmp_path, monkeypatch):

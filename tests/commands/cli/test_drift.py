@@ -20,13 +20,24 @@ SMALL = (
 ).split()
 
 
-def test_what_a_report_needs_is_said_before_a_model_is_loaded(photos, monkeypatch, capsys):
-    monkeypatch.chdir(photos)
+@pytest.mark.parametrize(
+    ("options", "missing", "says"),
+    [
+        (["--out", "report"], "jinja2", "--out needs jinja2: pip install jinja2"),
+        ([], "skimage", "pip install scikit-image"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
+    options, missing, says, photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("timm_naflex_fast.commands.cli.drift.load_as_chosen", None)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert cli.main(["drift", *SMALL, "--images", ".", "--out", "report"]) == 2
+    monkeypatch.setitem(sys.modules, missing, None)
+    if missing != "skimage":
+        options = [*options, "--images", str(photos)]
+    assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--out needs jinja2: pip install jinja2" in line and not Path("report").exists()
+    assert says in line and not Path("report").exists()
 
 
 def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, capsys):

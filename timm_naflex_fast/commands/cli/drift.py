@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add = parser.add_argument
-    add("--images", metavar="DIR", help="folder of images")
+    add("--images", metavar="DIR", help="folder of images (scikit-image's photos, cropped)")
     add(
         "--max-seq-len",
         type=positive,
@@ -44,17 +44,18 @@ def action(options: argparse.Namespace) -> int:
     """
     # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
-    if not options.images:
-        raise ValueError("images are needed: --images DIR")
-    sources = images.image_sources(options.images)
+    if options.images:
+        sources = images.image_sources(options.images)
+        source = f"folder {options.images}"
+    else:
+        sources = images.photos()
+        source = images.PHOTOS_WORDS
     check(options)
     model, weights = load_as_chosen(options)
     settings = settings_of(model) | {"max_seq_len": str(options.max_seq_len)}
     skipped: list[str] = []
     batches = images.naflex_batches(sources, settings, BATCH, skipped)
-    measure_and_show(
-        model, batches, len(sources), options, weights, f"folder {options.images}", skipped
-    )
+    measure_and_show(model, batches, len(sources), options, weights, source, skipped)
     return 0
 
 

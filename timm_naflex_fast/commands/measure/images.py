@@ -1,8 +1,9 @@
-"""Images to measure on: the files of a folder."""
+"""Images to measure on: the files of a folder, or scikit-image's photos."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from importlib.util import find_spec
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it a
 
 FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+
+# Photos that come with scikit-image itself; it would download the others.
+PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
+PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to 1:3, 2:3, 1:1, 3:2, 3:1"
+ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
 
 
 def image_sources(folder: str | Path) -> list[Source]:
@@ -67,3 +73,31 @@ def naflex_batches(
     images = read(sources, skipped)
     while group := list(islice(images, batch_size)):
         yield patches_of([picture for _, picture in group], settings), None
+
+
+def photos() -> list[Source]:
+    """scikit-image's photos, each cropped from its middle to each aspect ratio.
+
+    Raises:
+        RuntimeError: scikit-image is not installed.
+    """
+    if find_spec("skimage") is None:
+        raise RuntimeError(
+            "without --images DIR scikit-image's photos are taken, and it is not installed: "
+            "pip install scikit-image"
+        )
+    return [
+        (f"{name} {wide}:{high}", partial(_photo, name, wide, high))
+        for name, (wide, high) in product(PHOTOS, ASPECTS)
+    ]
+
+
+def _photo(name: str, wide: int, high: int) -> Any:
+    """One of scikit-image's photos, cropped to ``wide``:``high``."""
+    import skimage.data
+    from PIL import Image, ImageOps
+
+    # The largest cut of this aspect ratio, in the picture's own resolution.
+    image = Image.fromarray(getattr(skimage.data, name)())
+    scale = min(image.width / wide, image.height / high)
+    return ImageOps.fit(image, (int(scale * wide), int(scale * high)))
