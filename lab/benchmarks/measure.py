@@ -3,7 +3,6 @@ lab/tools/pages.py.
 
 uv run lab/benchmarks/measure.py                          # everything, half an hour
 uv run lab/benchmarks/measure.py speed/siglip counts      # these files
-uv run --with executorch==1.5.1 lab/benchmarks/measure.py executorch
 
 Each file is written when its figures are there. Nothing else may run beside it: on a busy machine
 it does not start.
@@ -18,7 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from lab.benchmarks import calls, counts, mobile, pos_embed, races, whole_models
+from lab.benchmarks import calls, counts, pos_embed, races, whole_models
 from timm_naflex_fast.commands.measure.output import provenance, to_json, written_whole
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -44,7 +43,6 @@ for function in (
     races.rounding,
     counts.counts,
     counts.graphs,
-    mobile.executorch,
 ):
     MEASURED[function.__name__] = function
 

@@ -1,20 +1,25 @@
 """How far an exported program is from timm in ExecuTorch, which is no dependency of the project:
 
-uv run --with executorch==1.5.1 lab/benchmarks/measure.py executorch
+uv run --with executorch==1.5.1 lab/benchmarks/mobile.py
+
+Writes lab/results/executorch.json.
 """
 
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lab.benchmarks.counts import make
+from lab.benchmarks.measure import RESULTS
 from lab.benchmarks.pos_embed import Row
 from timm_naflex_fast import enable
 from timm_naflex_fast.commands.measure import export
 from timm_naflex_fast.commands.measure.bench.model import random_batch
+from timm_naflex_fast.commands.measure.output import provenance, to_json, written_whole
 
 # ExecuTorch plans memory for the largest sizes, and 4,096 images of 65,536 tokens need too much.
 FREE = {0: torch.export.Dim("images", max=8), 1: torch.export.Dim("tokens", min=2, max=256)}
@@ -26,7 +31,7 @@ BATCHES = (
 )
 
 
-def executorch() -> Iterator[list[Row]]:
+def differences() -> Iterator[Row]:
     """A row for each kind of kernels and part of a small model with random weights: how far
     ExecuTorch is off, relative to the largest number of timm's eager code, in float32.
     """
@@ -44,7 +49,7 @@ def executorch() -> Iterator[list[Row]]:
             for kernels in ("portable", "XNNPACK"):
                 run = load(program, kernels, Path(folder, f"{kernels}.pte"))
                 off = export.largest_difference(run, unseen, wanted)
-                yield [{"part": part, "kernels": kernels, "off": off}]
+                yield {"part": part, "kernels": kernels, "off": off}
 
 
 def load(program: Any, kernels: str, file: Path) -> export.Run:
@@ -63,3 +68,16 @@ def load(program: Any, kernels: str, file: Path) -> export.Run:
     lowered.to_executorch().save(str(file))
     method = Runtime.get().load_program(file).load_method("forward")
     return lambda inputs: method.execute([*inputs.values()])[0]
+
+
+def main() -> None:
+    """Measure, and write the result file."""
+    rows = list(differences())
+    record = provenance("uv run --with executorch==1.5.1 lab/benchmarks/mobile.py")
+    record |= {"executorch": version("executorch"), "weights": "random", "rows": rows}
+    with written_whole(RESULTS / "executorch.json") as file:
+        file.write_text(to_json(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
