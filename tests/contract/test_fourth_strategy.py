@@ -60,6 +60,8 @@ assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 def test_a_new_strategy_costs_one_object_and_one_name(tmp_path):
     package = tmp_path / "copy" / "timm_naflex_fast"
     shutil.copytree(Path(timm_naflex_fast.__file__).parent, package)
+    for path in (package, *package.rglob("*")):  # a checkout may be read-only
+        path.chmod(0o755)
     with (package / "pos_embed" / "strategies.py").open("a") as strategies:
         strategies.write(STRATEGY)
     names = (package / "names.py").read_text()
