@@ -108,7 +108,7 @@ def test_a_script_that_cannot_be_patched_does_not_run(tmp_path):
 def test_a_command_runs_and_the_python_that_it_starts_is_prepared(tmp_path):
     command = tmp_path / "train"
     look = "import sys; print(type(sys.meta_path[0]).__name__)"
-    command.write_text(f"#!/bin/sh\n{sys.executable} -c '{look}'")
+    command.write_text(f'#!/bin/sh\n"{sys.executable}" -c "{look}"')
     command.chmod(0o755)
     assert run("train", env=before(tmp_path, "PATH")) == (0, "ImportHookFinder\n", "")
 
