@@ -89,7 +89,9 @@ def test_a_page_that_differs_is_named_or_written(option, results, tmp_path, monk
 def test_each_result_file_has_a_command():
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
-        by_others = name.startswith(("drift/", "recordings/", "versions/", "tests/", "in_timm", "executorch"))
+        by_others = name.startswith(
+            ("drift/", "recordings/", "versions/", "tests/", "in_timm", "executorch")
+        )
         assert by_others or name in measure.MEASURED, name
 
 
