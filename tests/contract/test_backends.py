@@ -33,7 +33,6 @@ from timm_naflex_fast.patching.timm_methods import read_embeds
 from timm_naflex_fast.pos_embed import graphs, kept
 
 INTERPOLATE = "interpolate_cached"
-SUMS = ("eager, matmul", "operator, matmul")
 
 
 @dataclass
@@ -49,11 +48,6 @@ class Way:
 
     def __str__(self):
         return f"{self.name}, {self.kind}"
-
-    def is_exact(self, case):
-        """Whether it promises timm's bits for this case."""
-        calls_timms_kernel = case.mode == "bilinear" and not case.antialias
-        return self.exact or (self.name in SUMS and self.kind == "learned" and calls_timms_kernel)
 
     def case(self, **settings):
         return Case(kind=self.kind, use_grid_sample=self.sampled, **settings)
@@ -145,15 +139,14 @@ def test_equals_timm_forward_and_gradients(way, dtypes, data):
     x = case.x()
     if data.draw(st.booleans()):
         x = x.mT.contiguous().mT  # a view, as a convolution's output is handed over
-    is_exact = way.is_exact(case)
-    if is_exact:
+    if way.exact:
         x[:, ::3] = -0.0  # padding tokens too: untouched means that the sign stays
 
     want, want_gx, want_gp = run(stock, case, embeds, coord, x.clone())
     got, got_gx, got_gp = run(way.add, case, embeds, named, x.clone())
 
     assert torch.equal(got_gx, want_gx)
-    if is_exact:
+    if way.exact:
         assert torch.equal(bits(got), bits(want))
     elif case.dtype == torch.float32:
         assert (got - want).abs().max() <= 2e-6 * largest(embeds) * (1 + (way.kind == "factorized"))

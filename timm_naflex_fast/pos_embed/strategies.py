@@ -1,7 +1,7 @@
 """The strategies: functions that compute the embeddings of grids from a table.
 
-- ``matmul``: timm's result as sums of the few table rows that each cell reads; bilinear tables
-  without antialiasing by timm's own calls, which cost no more.
+- ``matmul``: timm's result as sums of the few table rows that each cell reads; one small grid
+  of a bilinear table without antialiasing by timm's own call, which costs less.
 - ``interpolate_cached``: timm's own ``F.interpolate`` calls, once for each distinct grid. On a CPU
   its forward pass is bit-identical to timm's: the same calls on the same tensors. It gains in the
   backward pass. timm adds into slices of ``x``, and for each slice autograd copies the whole
@@ -25,6 +25,8 @@ from torch import Tensor
 from .sums import Embeddings, added_lines, resample
 from .table import PositionTable, ResizeSpec, Size
 from .weights import interpolate
+
+MAX_INTERPOLATED = 2**19  # numbers of one grid's embeddings: up to here PyTorch's kernel costs less
 
 
 def interpolated(
@@ -58,12 +60,14 @@ def interpolated(
 def exact(
     table: PositionTable, sizes: Collection[Size], spec: ResizeSpec, dtype: torch.dtype
 ) -> Embeddings:
-    """timm's result by sums, or by its own calls where these cost less: the strategy "matmul"."""
+    """timm's result by sums, or by its own call where that costs less: the strategy "matmul"."""
     # Here PyTorch's kernel reads no more than the sums, and needs no steps: a new grid takes 0.4 to
-    # 0.55 of the time. It computes in float32.
+    # 0.55 of the time. But it runs in one thread, in float32: many cells take 1.5 times as long.
     reads_four = spec.interpolation == "bilinear" and not spec.antialias
-    if reads_four and dtype is not torch.float64:
-        return interpolated(table, sizes, spec, dtype)
+    if reads_four and dtype is not torch.float64 and len(sizes) == 1:
+        ((h, w),) = sizes
+        if h * w * table[0].shape[-1] <= MAX_INTERPOLATED:
+            return interpolated(table, sizes, spec, dtype)
     return resample(table, sizes, spec, dtype)
 
 
